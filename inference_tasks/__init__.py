@@ -1,0 +1,1 @@
+"""Three service classes for GPU inference on Celery and RabbitMQ."""
