@@ -1,0 +1,32 @@
+-- Read before every other script of this folder, as the first part of one chunk; never run alone.
+
+local FIELD, RECORD = '\31', '\30'
+local END = { success = true, failed = true, cancelled = true, expired = true, dropped = true }
+
+-- Seconds and microseconds of the server's clock: no client's clock decides anything.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] + t[2] / 1000000, t[1] * 1000000 + t[2]
+end
+
+-- tostring() keeps 14 digits, a token in microseconds has 16.
+local function whole(number) return string.format('%.0f', number) end
+local function moment(seconds) return string.format('%.6f', seconds) end
+
+-- mirrors Backend._get_result_meta of Celery: who waits for a result must also learn of an end no process reported.
+local function announce(result_key, ttl_s, id, status, exc_module, exc_type, message)
+  local meta = '{"status":"' .. status .. '","result":{"exc_type":"' .. exc_type .. '","exc_message":['
+    .. cjson.encode(message) .. '],"exc_module":"' .. exc_module
+    .. '"},"traceback":null,"children":[],"date_done":null,"task_id":' .. cjson.encode(id) .. '}'
+  redis.call('SET', result_key, meta, 'EX', ttl_s)
+  redis.call('PUBLISH', result_key, meta)
+end
+
+local function fail_crashed(task_key, result_key, ttl_s, id, crashes, now)
+  local message = 'The worker process ended without a report, ' .. crashes .. ' times.'
+  redis.call('HSET', task_key, 'state', 'failed', 'crashes', crashes, 'finished_at_s', moment(now),
+    'error_type', 'WorkerLostError', 'error_message', message)
+  redis.call('HDEL', task_key, 'held_until_s')
+  redis.call('EXPIRE', task_key, ttl_s)
+  announce(result_key, ttl_s, id, 'FAILURE', 'billiard.exceptions', 'WorkerLostError', message)
+end
