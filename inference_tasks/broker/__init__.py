@@ -1,0 +1,1 @@
+"""Everything that talks to RabbitMQ: publishing with confirms, topology, depths, the management interface."""

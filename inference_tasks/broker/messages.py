@@ -1,0 +1,181 @@
+"""What is sent to the broker, and what can become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inference_tasks.errors import (
+    BrokerUnavailableError,
+    InferenceError,
+    MessageTooLargeError,
+    OutcomeUnknownError,
+    QueueFullError,
+    StateUnavailableError,
+)
+from inference_tasks.state.records import NewTask
+
+__all__ = [
+    "Accepted",
+    "Declaration",
+    "ExchangeDeclaration",
+    "Outcome",
+    "Outgoing",
+    "Properties",
+    "QueueDeclaration",
+    "Refused",
+    "TooLarge",
+    "Unavailable",
+    "Unknown",
+    "error_for",
+]
+
+PERSISTENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """The AMQP properties a message carries; what is None is left out.
+
+    ``message_id`` is normally left to the publisher: it is how a returned message is found again.
+    """
+
+    content_type: str | None = "application/json"
+    content_encoding: str | None = "utf-8"
+    headers: Mapping[str, object] = field(default_factory=dict)
+    delivery_mode: int = PERSISTENT
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeDeclaration:
+    """An exchange that must exist before the message is published."""
+
+    name: str
+    type: str = "direct"
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeclaration:
+    """A queue that must exist, bound by each (exchange, routing key) of ``bindings``, before the message is sent."""
+
+    name: str
+    durable: bool = True
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: tuple[tuple[str, object], ...] = ()
+    bindings: tuple[tuple[str, str], ...] = ()
+
+
+Declaration = ExchangeDeclaration | QueueDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message, complete, before it is sent.
+
+    Attributes:
+        mandatory: whether a message that reaches no queue counts as not sent. Always true for tasks; false where
+            nobody needs to listen, as with events.
+        task: the record that is written before the message is published, None for what is no task.
+        declare: what must exist first, declared once per process. The tier queues need no mention.
+    """
+
+    body: bytes
+    exchange: str
+    routing_key: str
+    properties: Properties
+    mandatory: bool = True
+    task: NewTask | None = None
+    declare: tuple[Declaration, ...] = ()
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task, the correlation id where no record is written, or an empty text."""
+        if self.task is not None:
+            return self.task.id
+        return self.properties.correlation_id or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The broker stored the message, or (``published`` false) the task had already ended and nothing was sent."""
+
+    published: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The queue is full: the broker kept nothing, and the record written for this message is gone again.
+
+    Attributes:
+        drained_per_s: how fast workers empty the tier at present, None when that is not known.
+    """
+
+    reason: Literal["full", "parked"] = "full"
+    drained_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Body and headers together exceed the limit; nothing was sent."""
+
+    size_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The message was surely not accepted, by the broker or by the state store (``part``)."""
+
+    reason: str
+    part: Literal["broker", "state"] = "broker"
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The message was written but no answer came: it may have been stored. Sending the same id again is harmless."""
+
+    reason: str
+
+
+Outcome = Accepted | Refused | TooLarge | Unavailable | Unknown
+
+
+def error_for(
+    outcome: Outcome, outgoing: Outgoing, *, tier: str = "", bound: int | None = None
+) -> InferenceError | None:
+    """Return the error that tells a caller of ``outcome``, or None if the message was accepted.
+
+    Args:
+        tier: the tier the message was meant for, for the text of a refusal.
+        bound: that tier's bound, from which the time to ask again is worked out.
+    """
+    match outcome:
+        case Accepted():
+            return None
+        case Refused(reason=reason, drained_per_s=drained_per_s):
+            return QueueFullError(
+                tier=tier or outgoing.routing_key,
+                limit=bound,
+                reason=reason,
+                retry_after_s=max(1, -(-bound // 100) / drained_per_s) if bound and drained_per_s else 1.0,
+                task_id=outgoing.task_id,
+            )
+        case TooLarge(size_bytes=size_bytes, limit_bytes=limit_bytes):
+            task = str(outgoing.properties.headers.get("task") or "")
+            return MessageTooLargeError(size_bytes=size_bytes, limit_bytes=limit_bytes, task=task)
+        case Unavailable(reason=reason, part="state"):
+            return StateUnavailableError(reason)
+        case Unavailable(reason=reason):
+            return BrokerUnavailableError(reason)
+        case Unknown(reason=reason):
+            return OutcomeUnknownError(outgoing.task_id, reason)

@@ -1,0 +1,389 @@
+"""The loop behind a publisher: one thread, one connection, every message that is on its way.
+
+Life of a message: handed over (waiting) → its record written (recorded) → written to the socket (written) → settled.
+Records of all waiting messages are one call of the state store; messages are written many at a time; what the broker
+answers settles each by its delivery tag. A message that fails touches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference_tasks.broker.link import Link, LinkSettings, LinkUnavailableError
+from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
+from inference_tasks.broker.tickets import Encoded, Flight, Stage, Ticket, Verdict
+from inference_tasks.state.records import END_STATES, NewTask, SubmitAnswer
+
+__all__ = ["Pipeline", "PipelineSettings", "StatePort"]
+
+log = logging.getLogger(__name__)
+
+# Enough to make one round trip to Redis and one write cheap per message, few enough that a batch takes milliseconds.
+BATCH = 256
+
+# A large call stops writing at this many unanswered messages; single calls go on.
+WINDOW = 4096
+
+RATES_FRESH_S = 1.0
+
+
+class StatePort(Protocol):
+    """What the publisher needs of the state store; used in its loop only."""
+
+    async def submit(self, tasks: Sequence[NewTask], /) -> Sequence[SubmitAnswer]:
+        """Write the records that do not exist yet, in one round trip."""
+
+    async def retract(self, task_ids: Sequence[str], nonce: str, /) -> int:
+        """Delete those records that this nonce created and that nobody has started."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """What a pipeline is built from.
+
+    Attributes:
+        state: makes the state port, inside the loop that uses it; None where no records are kept.
+        rates: {tier: tasks drained per second}, blocking; asked at most once a second, for refusals.
+    """
+
+    link: LinkSettings
+    confirm_timeout_s: float
+    state: Callable[[], StatePort] | None = None
+    rates: Callable[[], Mapping[str, float]] | None = None
+
+
+class _Lane:
+    """Messages waiting for one step; those of single calls go first."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Flight] = deque()
+        self._bulk: deque[Flight] = deque()
+        self.wanted = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._urgent or self._bulk)
+
+    def put(self, flight: Flight) -> None:
+        (self._urgent if flight.ticket.urgent else self._bulk).append(flight)
+        self.wanted.set()
+
+    def take(self, limit: int, *, bulk: bool) -> list[Flight]:
+        """Take up to ``limit`` messages that are not settled yet."""
+        taken: list[Flight] = []
+        for waiting in (self._urgent, self._bulk) if bulk else (self._urgent,):
+            while waiting and len(taken) < limit:
+                flight = waiting.popleft()
+                if flight.stage is not Stage.SETTLED:
+                    taken.append(flight)
+        return taken
+
+
+class Pipeline:
+    """A thread with an event loop that publishes; made once per process, never used across a fork."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        self._settings = settings
+        self._inbox: deque[tuple[Ticket, Sequence[tuple[Outgoing, Encoded | Outcome]], bool]] = deque()
+        self._woken = False
+        self._to_record = _Lane()
+        self._to_write = _Lane()
+        self._refused: list[Flight] = []
+        self._background: set[asyncio.Task[None]] = set()
+        self._open_tickets: set[Ticket] = set()
+        self._rates: Mapping[str, float] = {}
+        self._rates_at_s = float("-inf")
+        self._state: StatePort | None = None
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._link = Link(settings.link, self._on_verdict, self._on_lost)
+        self._thread = threading.Thread(target=self._run, name="inference-publisher", daemon=True)
+        self._thread.start()
+
+    # What other threads call.
+
+    def hand_over(self, ticket: Ticket, messages: Sequence[tuple[Outgoing, Encoded | Outcome]], *, last: bool) -> None:
+        """Give messages of a ticket to the loop, in order; ``last`` says that the ticket gets no more."""
+        self._inbox.append((ticket, messages, last))
+        if not self._woken:
+            # Set before the call: a second wake-up costs a system call, a missing one would cost the message.
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._take_in)
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in this loop, where waiting for an outcome would never end."""
+        return threading.current_thread() is self._thread
+
+    def is_alive(self) -> bool:
+        """Whether the loop still runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float) -> None:
+        """Close the connection and end the thread; what is unsettled ends as unavailable or unknown."""
+        if self._thread.is_alive() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(timeout_s)
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        if self._settings.state is not None:
+            self._state = self._settings.state()
+        steps = [
+            asyncio.create_task(self._for_ever(self._to_record, self._record)),
+            asyncio.create_task(self._for_ever(self._to_write, self._write)),
+            asyncio.create_task(self._watch()),
+        ]
+        await self._stopping.wait()
+        self._take_in()
+        for step in steps:
+            step.cancel()
+        await asyncio.gather(*steps, return_exceptions=True)
+        await self._link.close("the publisher was closed")
+        for ticket in list(self._open_tickets):
+            self._give_up(ticket.flights, "the publisher was closed")
+        if self._background:
+            await asyncio.wait(self._background, timeout=1.0)
+        if self._state is not None:
+            await self._state.aclose()
+        await self._loop.shutdown_default_executor()
+
+    async def _for_ever(self, lane: _Lane, step: Callable[[list[Flight]], Awaitable[None]]) -> None:
+        while True:
+            await lane.wanted.wait()
+            lane.wanted.clear()
+            while flights := lane.take(BATCH, bulk=self._link.unsettled < WINDOW):
+                try:
+                    await step(flights)
+                except Exception as exc:
+                    # A mistake in here must not end the loop that everybody waits for.
+                    log.exception("publishing %d messages failed", len(flights))
+                    self._give_up(flights, f"publishing failed: {exc!r}")
+
+    def _take_in(self) -> None:
+        self._woken = False
+        now_s = self._loop.time()
+        while self._inbox:
+            ticket, messages, last = self._inbox.popleft()
+            if ticket.timer is None:
+                ticket.progress_at_s = now_s
+                self._open_tickets.add(ticket)
+                self._arm(ticket, now_s)
+            ticket.complete = last
+            for outgoing, encoded in messages:
+                ticket.outcomes.append(None)
+                index = len(ticket.outcomes) - 1
+                if not isinstance(encoded, Encoded):
+                    ticket.outcomes[index] = encoded
+                    continue
+                flight = Flight(ticket, index, outgoing, encoded)
+                ticket.flights.append(flight)
+                ticket.open += 1
+                if ticket.expired:
+                    self._settle(flight, Unavailable("it was not sent in time"))
+                elif outgoing.task is not None and self._state is not None:
+                    self._to_record.put(flight)
+                else:
+                    self._to_write.put(flight)
+            if ticket.complete and not ticket.open:
+                self._resolve(ticket)
+
+    async def _record(self, flights: list[Flight]) -> None:
+        assert self._state is not None  # nothing is put into this lane without it
+        try:
+            answers = await self._state.submit([flight.outgoing.task for flight in flights if flight.outgoing.task])
+        except Exception as exc:
+            # Whatever the store raises, these messages are not sent: a task nobody can ask about is worse than none.
+            log.debug("writing %d records failed", len(flights), exc_info=True)
+            for flight in flights:
+                self._settle(flight, Unavailable(str(exc) or type(exc).__name__, part="state"))
+            return
+        orphans: list[Flight] = []
+        for flight, answer in zip(flights, answers, strict=True):
+            flight.created = answer.created
+            if flight.stage is Stage.SETTLED:
+                # Its caller's time was over while the record was written.
+                orphans.append(flight)
+            elif answer.state in END_STATES:
+                self._settle(flight, Accepted(published=False))
+            else:
+                flight.stage = Stage.RECORDED
+                self._to_write.put(flight)
+        if orphans:
+            self._in_background(self._retract(orphans))
+
+    async def _write(self, flights: list[Flight]) -> None:
+        try:
+            await self._link.connect()
+        except LinkUnavailableError as exc:
+            # All that wait would meet the same; the next call tries again.
+            self._give_up([*flights, *self._to_write.take(BATCH**2, bulk=True)], str(exc))
+            return
+        reachable = []
+        for flight in flights:
+            outgoing = flight.outgoing
+            try:
+                await self._link.ensure(outgoing.exchange, outgoing.declare)
+            except LinkUnavailableError as exc:
+                self._give_up([flight], str(exc))
+            else:
+                reachable.append(flight)
+        is_writable = await self._link.writable()
+        # Waiting may have taken long (alarms): what is settled by now must not be sent.
+        due = [flight for flight in reachable if flight.stage is not Stage.SETTLED]
+        if not due:
+            return
+        if not is_writable:
+            for flight in due:
+                self._to_write.put(flight)
+            return
+        for flight in due:
+            flight.stage = Stage.WRITTEN
+        await self._link.drained(self._link.write(due, self._loop.time()))
+
+    # What the broker says.
+
+    def _on_verdict(self, flight: Flight, verdict: Verdict) -> None:
+        self._wake()
+        if flight.stage is Stage.SETTLED:
+            return
+        if verdict is Verdict.ACCEPTED:
+            self._settle(flight, Accepted())
+        elif verdict is Verdict.UNROUTABLE and not flight.rerouted and self._link.prepare_again():
+            # The queues are gone, or were never declared in this virtual host: once more, after declaring them.
+            flight.rerouted = True
+            flight.stage = Stage.RECORDED
+            self._to_write.put(flight)
+        elif verdict is Verdict.UNROUTABLE:
+            where = f"exchange {flight.outgoing.exchange!r}, routing key {flight.outgoing.routing_key!r}"
+            flight.stage = Stage.RECORDED
+            self._give_up([flight], f"no queue takes it ({where})")
+        else:
+            if not self._refused:
+                self._in_background(self._settle_refused())
+            self._refused.append(flight)
+
+    async def _settle_refused(self) -> None:
+        # Nacks come in bursts; those of one burst are taken back in one round trip.
+        await asyncio.sleep(0)
+        flights, self._refused = self._refused, []
+        await self._retract(flights)
+        await self._refresh_rates()
+        for flight in flights:
+            task = flight.outgoing.task
+            drained_per_s = self._rates.get(task.tier) if task is not None else None
+            self._settle(flight, Refused("full", drained_per_s))
+
+    async def _refresh_rates(self) -> None:
+        if self._settings.rates is None or self._loop.time() - self._rates_at_s < RATES_FRESH_S:
+            return
+        self._rates_at_s = self._loop.time()
+        try:
+            self._rates = await asyncio.to_thread(self._settings.rates)
+        except Exception:
+            log.debug("the rates could not be read", exc_info=True)
+
+    async def _retract(self, flights: Iterable[Flight]) -> None:
+        ids_by_nonce: defaultdict[str, list[str]] = defaultdict(list)
+        for flight in flights:
+            if flight.created and flight.outgoing.task is not None:
+                ids_by_nonce[flight.outgoing.task.nonce].append(flight.outgoing.task.id)
+        if self._state is None:
+            return
+        for nonce, ids in ids_by_nonce.items():
+            try:
+                await self._state.retract(ids, nonce)
+            except Exception as exc:
+                log.warning("%d records of refused tasks stay as pending: %r", len(ids), exc)
+
+    def _on_lost(self, flights: Sequence[Flight], reason: str) -> None:
+        for flight in flights:
+            self._settle(flight, Unknown(reason))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Go on with what the window of unanswered messages held back."""
+        for lane in (self._to_write, self._to_record):
+            if lane:
+                lane.wanted.set()
+
+    async def _watch(self) -> None:
+        """Give up a connection that answers nothing, unless it has said that it is blocked."""
+        patience_s = self._settings.confirm_timeout_s
+        while True:
+            await asyncio.sleep(patience_s / 4)
+            oldest_at_s = self._link.oldest_written_at_s()
+            if oldest_at_s is None or self._loop.time() - oldest_at_s < patience_s or await self._link.is_blocked():
+                continue
+            self._link.drop(f"no confirm within {patience_s:g} s")
+
+    # The end of a message and of a call.
+
+    def _give_up(self, flights: Iterable[Flight], reason: str) -> None:
+        """End messages as unavailable, or as unknown where they have been written."""
+        recorded: list[Flight] = []
+        for flight in flights:
+            if flight.stage is Stage.WRITTEN:
+                self._settle(flight, Unknown(reason))
+            elif flight.stage is Stage.RECORDED and flight.created:
+                recorded.append(flight)
+            else:
+                self._settle(flight, Unavailable(reason))
+        if recorded:
+            self._in_background(self._take_back(recorded, reason))
+
+    async def _take_back(self, flights: list[Flight], reason: str) -> None:
+        await self._retract(flights)
+        for flight in flights:
+            self._settle(flight, Unavailable(reason))
+
+    def _settle(self, flight: Flight, outcome: Outcome) -> None:
+        if flight.stage is Stage.SETTLED:
+            return
+        flight.stage = Stage.SETTLED
+        ticket = flight.ticket
+        ticket.outcomes[flight.index] = outcome
+        ticket.open -= 1
+        ticket.progress_at_s = self._loop.time()
+        if ticket.complete and not ticket.open:
+            self._resolve(ticket)
+
+    def _resolve(self, ticket: Ticket) -> None:
+        if ticket.timer is not None:
+            ticket.timer.cancel()
+        self._open_tickets.discard(ticket)
+        if not ticket.future.done():
+            ticket.future.set_result([outcome for outcome in ticket.outcomes if outcome is not None])
+
+    def _arm(self, ticket: Ticket, now_s: float) -> None:
+        wait_s = ticket.patience_s if ticket.timeout_s is None else ticket.timeout_s
+        ticket.timer = self._loop.call_at(now_s + wait_s, self._on_timer, ticket)
+
+    def _on_timer(self, ticket: Ticket) -> None:
+        if ticket.timeout_s is None:
+            patient_until_s = ticket.progress_at_s + ticket.patience_s
+            if patient_until_s > self._loop.time():
+                ticket.timer = self._loop.call_at(patient_until_s, self._on_timer, ticket)
+                return
+        ticket.expired = True
+        waited_s = ticket.patience_s if ticket.timeout_s is None else ticket.timeout_s
+        self._give_up(ticket.flights, f"no answer within {waited_s:g} s")
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,219 @@
+"""Publishing with confirms, for threads and coroutines alike, safe across forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from redis.asyncio import Redis
+
+from inference_tasks.broker.link import LinkSettings, broker_urls
+from inference_tasks.broker.messages import Outcome, Outgoing, TooLarge, Unknown
+from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings, StatePort
+from inference_tasks.broker.tickets import Encoded, Ticket
+from inference_tasks.broker.wire import HEADER_FRAME_BYTES, encode
+from inference_tasks.state.aio import AsyncTaskStore
+from inference_tasks.state.store import UNFINISHED_TTL_S
+
+__all__ = ["Publisher", "StatePort", "redis_records"]
+
+_MIB = 1024 * 1024
+
+# How much longer than the loop's own deadline a caller waits before it gives the loop up for dead.
+_GRACE_S = 5.0
+
+_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+# A child of a fork must neither use nor collect what its parent's loop owns: closing the copied event loop
+# unregisters descriptors from the parent's own epoll. So the child keeps it, unused, until it ends.
+_of_the_parent: list[Pipeline] = []
+
+
+class _RedisRecords(AsyncTaskStore):
+    def __init__(self, client: Redis[bytes], prefix: str, unfinished_ttl_s: float) -> None:
+        super().__init__(client, prefix, unfinished_ttl_s=unfinished_ttl_s)
+        self._redis = client
+
+    async def aclose(self) -> None:
+        await self._redis.connection_pool.disconnect()
+
+
+def redis_records(
+    url: str, prefix: str, *, unfinished_ttl_s: float = UNFINISHED_TTL_S, socket_timeout_s: float = 2.0
+) -> Callable[[], StatePort]:
+    """Return what makes the publisher's state port on a Redis; called again in every process that publishes."""
+
+    def make() -> StatePort:
+        client = Redis.from_url(url, socket_timeout=socket_timeout_s, socket_connect_timeout=socket_timeout_s)
+        return _RedisRecords(client, prefix, unfinished_ttl_s)
+
+    return make
+
+
+class Publisher:
+    """Sends messages over one connection per process, each with a deadline and a typed outcome.
+
+    Outcomes are returned, not raised: :class:`Accepted`, :class:`Refused` (queue full), :class:`TooLarge`,
+    :class:`Unavailable` (surely not accepted), :class:`Unknown` (written, no answer). A refusal keeps the connection.
+    The connection and its thread start with the first message; after a fork the child starts its own.
+    """
+
+    def __init__(
+        self,
+        broker_url: str,
+        *,
+        state: Callable[[], StatePort] | None = None,
+        rates: Callable[[], Mapping[str, float]] | None = None,
+        declare: Callable[[], object] | None = None,
+        exchanges: Iterable[str] = (),
+        confirm_timeout_s: float = 5.0,
+        connect_timeout_s: float = 3.0,
+        heartbeat_s: int = 10,
+        max_body_bytes: int = _MIB,
+    ) -> None:
+        """Prepare a publisher; nothing is connected yet.
+
+        Args:
+            broker_url: as Celery reads it; alternatives are separated by ``;``.
+            state: makes the port that writes task records, in the publisher's own loop. None keeps no records.
+            rates: {tier: tasks drained per second}, for the time after which a refused caller may come again.
+            declare: declares the topology; called in a thread of its own before the first message is written.
+            exchanges: the exchanges that ``declare`` makes sure of.
+            confirm_timeout_s: how long the broker may take to answer for a message.
+            max_body_bytes: limit of body and headers together.
+        """
+        self._confirm_timeout_s = confirm_timeout_s
+        self._max_body_bytes = max_body_bytes
+        self._settings = PipelineSettings(
+            link=LinkSettings(
+                urls=broker_urls(broker_url),
+                connect_timeout_s=connect_timeout_s,
+                heartbeat_s=heartbeat_s,
+                prepare=declare,
+                exchanges=frozenset({"", *exchanges}),
+            ),
+            confirm_timeout_s=confirm_timeout_s,
+            state=state,
+            rates=rates,
+        )
+        self._lock = threading.Lock()
+        self._pipeline: Pipeline | None = None
+        self._end: weakref.finalize[..., Publisher] | None = None
+        _publishers.add(self)
+
+    def send(self, outgoing: Outgoing, timeout_s: float | None = None) -> Outcome:
+        """Publish one message and wait for its outcome, at most ``timeout_s`` (default: the confirm time-out)."""
+        return self._wait(self._start([outgoing], timeout_s, urgent=True), timeout_s)[0]
+
+    def send_many(self, outgoings: Iterable[Outgoing], timeout_s: float | None = None) -> list[Outcome]:
+        """Publish messages pipelined; outcomes come in the order of the messages.
+
+        Without ``timeout_s`` the call lasts as long as answers keep coming, and ends the confirm time-out after the
+        last one. Messages are sent while ``outgoings`` is still being read.
+        """
+        return self._wait(self._start(outgoings, timeout_s, urgent=False), timeout_s)
+
+    async def send_async(self, outgoing: Outgoing, timeout_s: float | None = None) -> Outcome:
+        """Like :meth:`send`, for any event loop. Cancelling it stops the waiting, not the message."""
+        outcomes = await asyncio.wrap_future(self._start([outgoing], timeout_s, urgent=True).future)
+        return outcomes[0]
+
+    async def send_many_async(self, outgoings: Iterable[Outgoing], timeout_s: float | None = None) -> list[Outcome]:
+        """Like :meth:`send_many`, for any event loop."""
+        return await asyncio.wrap_future(self._start(outgoings, timeout_s, urgent=False).future)
+
+    def post(self, outgoing: Outgoing, timeout_s: float | None = None) -> Future[Outcome]:
+        """Hand one message over and return at once; the future ends with the outcome, in the publisher's thread."""
+        result: Future[Outcome] = Future()
+        result.set_running_or_notify_cancel()
+        ticket = self._start([outgoing], timeout_s, urgent=True)
+        ticket.future.add_done_callback(lambda done: result.set_result(done.result()[0]))
+        return result
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Close the connection; a later message opens it again."""
+        with self._lock:
+            pipeline, self._pipeline = self._pipeline, None
+            if self._end is not None:
+                self._end.detach()
+        if pipeline is not None:
+            pipeline.stop(timeout_s)
+
+    def _start(self, outgoings: Iterable[Outgoing], timeout_s: float | None, *, urgent: bool) -> Ticket:
+        pipeline = self._running()
+        ticket = Ticket(urgent=urgent, patience_s=self._confirm_timeout_s, timeout_s=timeout_s)
+        chunk: list[tuple[Outgoing, Encoded | Outcome]] = []
+        try:
+            for outgoing in outgoings:
+                chunk.append((outgoing, self._encode(outgoing)))
+                if len(chunk) == BATCH:
+                    pipeline.hand_over(ticket, chunk, last=False)
+                    chunk = []
+        finally:
+            # Also when reading the messages fails half-way: what was handed over must come to an end.
+            pipeline.hand_over(ticket, chunk, last=True)
+        return ticket
+
+    def _encode(self, outgoing: Outgoing) -> Encoded | Outcome:
+        if len(outgoing.body) > self._max_body_bytes:
+            return TooLarge(len(outgoing.body), self._max_body_bytes)
+        encoded = encode(outgoing)
+        if encoded.size_bytes > self._max_body_bytes:
+            return TooLarge(encoded.size_bytes, self._max_body_bytes)
+        if encoded.size_bytes - len(outgoing.body) > HEADER_FRAME_BYTES:
+            return TooLarge(encoded.size_bytes - len(outgoing.body), HEADER_FRAME_BYTES)
+        return encoded
+
+    def _wait(self, ticket: Ticket, timeout_s: float | None) -> list[Outcome]:
+        if self._running().is_own_thread():
+            raise RuntimeError("An outcome cannot be waited for inside the publisher's own thread; use post().")
+        if timeout_s is None:
+            # The loop ends the call when nothing moves any more, so this waits for no longer than that.
+            while True:
+                try:
+                    return ticket.future.result(self._confirm_timeout_s + _GRACE_S)
+                except FutureTimeoutError:
+                    if not self._running().is_alive():
+                        break
+        else:
+            try:
+                return ticket.future.result(timeout_s + _GRACE_S)
+            except FutureTimeoutError:
+                pass
+        return [Unknown("the publisher's thread does not answer")] * max(1, len(ticket.outcomes))
+
+    def _running(self) -> Pipeline:
+        pipeline = self._pipeline
+        if pipeline is None:
+            with self._lock:
+                pipeline = self._pipeline
+                if pipeline is None:
+                    pipeline = self._pipeline = Pipeline(self._settings)
+                    # Runs at the latest when the interpreter ends, while other threads can still run.
+                    self._end = weakref.finalize(self, _stop, pipeline, os.getpid())
+        return pipeline
+
+
+def _stop(pipeline: Pipeline, pid: int) -> None:
+    if pid == os.getpid():
+        pipeline.stop(2.0)
+
+
+def _after_fork_in_child() -> None:
+    for publisher in list(_publishers):
+        # The lock may have been held by a thread that does not exist here.
+        publisher._lock = threading.Lock()
+        if publisher._pipeline is not None:
+            _of_the_parent.append(publisher._pipeline)
+            publisher._pipeline = None
+        if publisher._end is not None:
+            publisher._end.detach()
+            publisher._end = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
