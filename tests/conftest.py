@@ -1,0 +1,135 @@
+"""Fixtures for every test: markers by folder, private servers, names of one's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.history import History
+from tests.support.proxy import FaultProxy
+from tests.support.servers import MissingServerError, Node, RabbitMQNode, RedisNode
+
+pytest_plugins = ["tests.support.celery_nodes"]
+
+TESTS = Path(__file__).parent
+KINDS = frozenset({"unit", "properties", "contract", "seam", "integration", "acceptance", "architecture", "examples"})
+NodeT = TypeVar("NodeT", bound=Node)
+
+# A shared machine stalls now and then: a slow example is no failure of a property.
+settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("desk"), print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the folder that it lies in."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            kind = item.path.relative_to(TESTS).parts[0]
+            if kind in KINDS:
+                item.add_marker(kind)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of each kind ran."""
+    counts = dict.fromkeys(sorted(KINDS), 0)
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            kind = next((each for each in KINDS if each in report.keywords), None)
+            if kind is not None and (report.when == "call" or outcome == "error"):
+                counts[kind] += 1
+    terminalreporter.write_line(
+        "tests by kind: " + ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
+    )
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses: for virtual hosts, key prefixes, queues."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
+    return f"{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQNode]:
+    """The RabbitMQ node that all tests share; a test that harms its broker takes `private_rabbitmq`."""
+    with _installed(RabbitMQNode) as node:
+        yield node
+
+
+@pytest.fixture
+def private_rabbitmq() -> Iterator[RabbitMQNode]:
+    """A RabbitMQ node of this test alone, to be killed, frozen or reconfigured; takes some 10 s to start."""
+    with _installed(RabbitMQNode) as node:
+        yield node
+
+
+@pytest.fixture
+def vhost(rabbitmq: RabbitMQNode, namespace: str) -> Iterator[str]:
+    """The name of a fresh virtual host on the shared node."""
+    rabbitmq.create_vhost(namespace)
+    yield namespace
+    rabbitmq.delete_vhost(namespace)
+
+
+@pytest.fixture
+def amqp_url(rabbitmq: RabbitMQNode, vhost: str) -> str:
+    """The address of a fresh virtual host on the shared node."""
+    return rabbitmq.url(vhost)
+
+
+@pytest.fixture(scope="session")
+def redis_node() -> Iterator[RedisNode]:
+    """The Redis node that all tests share, each under a key prefix of its own (`namespace`); never flush it."""
+    with _installed(RedisNode) as node:
+        yield node
+
+
+@pytest.fixture
+def private_redis() -> Iterator[RedisNode]:
+    """A Redis node of this test alone, to be killed, frozen or flushed."""
+    with _installed(RedisNode) as node:
+        yield node
+
+
+@pytest.fixture
+def redis_url(redis_node: RedisNode) -> str:
+    """The address of the shared Redis node."""
+    return redis_node.url()
+
+
+@pytest.fixture
+def rabbitmq_proxy(rabbitmq: RabbitMQNode) -> Iterator[FaultProxy]:
+    """A breakable line to the shared RabbitMQ node."""
+    with FaultProxy(rabbitmq.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def redis_proxy(redis_node: RedisNode) -> Iterator[FaultProxy]:
+    """A breakable line to the shared Redis node."""
+    with FaultProxy(redis_node.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    """The history of this test; give `history.env` to the processes that write it."""
+    return History(tmp_path / "history.jsonl")
+
+
+def _installed(node: Callable[[], NodeT]) -> NodeT:
+    """Make a node; where its program is missing, skip at a desk and fail in CI."""
+    try:
+        return node()
+    except MissingServerError as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
