@@ -6,13 +6,12 @@ reads no clock, does no IO and starts no thread. It is not thread-safe: its owne
 
 from collections.abc import Collection, Iterable
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
-from inference_routing.cost import COLD_START_S, MovingMean
-from inference_routing.floor import exact
+from inference_routing.cost import CostModel
+from inference_routing.hierarchy import Offer, QueueNode, build, least_queue, offer_of
 from inference_routing.lane import QueueKey
 from inference_routing.policy import Policy
-from inference_routing.virtual_time import Flow, Level, strides
 
 __all__ = ["ALONE", "LEAST_SERVED", "ClosedPickError", "Pick", "Picker", "QueueKey"]
 
@@ -27,7 +26,8 @@ _UNITS_PER_S: Final = 1_000_000_000
 _LEAST_UNITS: Final = 1_000
 # Invariant: later than every epoch, so a pick that has not started is charged and refunded as work of now.
 _UNSTARTED: Final = 1 << 62
-_KEPT_OFFERS: Final = 64
+# Why bounded: callers that pass a new collection each time must not fill the memory.
+_KEPT_OFFERS: Final = 256
 
 
 class ClosedPickError(ValueError):
@@ -45,11 +45,11 @@ class Pick:
 
     __slots__ = ("_due_at_s", "_epoch", "_queue", "_started_at_s", "_units", "id", "key", "reason")
 
-    def __init__(self, number: int, queue: "_Queue", reason: str) -> None:
+    def __init__(self, number: int, queue: QueueNode, reason: str) -> None:
         self.id = number
         self.key = queue.key
         self.reason = reason
-        self._queue: _Queue | None = queue
+        self._queue: QueueNode | None = queue
         self._units = 0
         self._epoch = _UNSTARTED
         self._started_at_s = 0.0
@@ -88,11 +88,17 @@ class Picker:
     slot time), so that a charge can be taken back without a trace.
     """
 
-    def __init__(self, policy: Policy, queues: Iterable[QueueKey]) -> None:
-        """Make a picker for the queues that the worker serves at all; every queue is taken to be ready.
+    def __init__(self, policy: Policy, queues: Iterable[QueueKey], costs: CostModel | None = None) -> None:
+        """Make a picker for the queues that the worker serves at all.
 
-        A worker that does not serve some tier leaves its queues out here. A queue that is never offered to `pick` does
-        not compete until it is.
+        A worker that does not serve some tier leaves its queues out here. A queue competes from the first time that it
+        is offered to `pick`.
+
+        Args:
+            policy: Weights, floors, and what they divide.
+            queues: In any order; ties are broken in the order of the policy's tiers and lanes.
+            costs: What is charged before the kind of the message is known comes from here. The caller feeds it. Without
+                one the picker keeps its own and learns the mean of each tier from `finished`.
 
         Raises:
             ValueError: No queue, a queue twice, or one whose tier or lane the policy does not have.
@@ -102,55 +108,55 @@ class Picker:
             raise ValueError(f"expected one or more different queues, found {list(map(tuple, keys))}")
         self.policy = policy
         self._is_by_time = policy.share == "time"
-        self._tiers = _build(policy, keys)
+        self._costs = CostModel() if costs is None else costs
+        self._is_learning = costs is None
+        self._tiers, self._tier_tags = build(policy, keys)
         self._queue_by_key = {queue.key: queue for tier in self._tiers for lane in tier.lanes for queue in lane.queues}
-        self._tier_tags = self._tiers[0].level.tags
-        self._ready = (1 << len(keys)) - 1
-        self._offered = 0
+        self._bits_by_key = {key: queue.bit for key, queue in self._queue_by_key.items()}
+        self._ready = 0
         self._epoch = 0
         self._picks = 0
         self._running: dict[int, Pick] = {}
         self._due_at_s = inf
-        self._offers: dict[int, tuple[Collection[QueueKey], _Offer]] = {}
+        self._offer_by_bits: dict[int, Offer] = {}
+        self._kept: dict[int, tuple[Collection[QueueKey], int]] = {}
 
     def pick(self, now_s: float, among: Collection[QueueKey]) -> Pick | None:
         """Decide which queue the free slot serves and charge it tentatively.
 
         Args:
             now_s: The caller's monotonic clock; the same clock as for `started`.
-            among: Queues that this slot may serve. Those known to be empty may be left in; leaving a queue out does not
-                make it idle. Pass the same tuple or frozenset each time: what was worked out for it is kept.
+            among: Queues that this slot may serve and that are not known to be empty. An idle queue that is offered
+                counts as ready again and re-enters at the current virtual time. Leaving a queue out does not make it
+                idle: only `found_empty` and `mark_empty` do. Pass the same tuple or frozenset where you can: it is read once.
 
         Returns:
-            An open pick, or None if no queue of ``among`` is ready.
+            An open pick, or None if ``among`` is empty.
 
         Raises:
             ValueError: ``among`` holds a queue that the picker was not made for.
         """
         if now_s >= self._due_at_s:
             self._charge_overdue(now_s)
-        kept = self._offers.get(id(among))
-        offer = kept[1] if kept is not None else self._offer(among)
-        ready = self._ready
+        kept = self._kept.get(id(among))
+        bits = kept[1] if kept is not None else self._bits(among)
+        if bits & ~self._ready:
+            self._set_ready(bits & ~self._ready)
+        offer = self._offer_by_bits.get(bits)
+        if offer is None:
+            offer = self._offer(bits)
         tags = self._tier_tags
         least = inf
-        reason = LEAST_SERVED
-        chosen: _OfferedTier | None = None
+        chosen: OfferedTier | None = None
         for offered in offer:
-            if offered.bits & ready:
-                if chosen is None:
-                    reason = ALONE
-                    chosen, least = offered, tags[offered.place]
-                else:
-                    reason = LEAST_SERVED
-                    if tags[offered.place] < least:
-                        chosen, least = offered, tags[offered.place]
+            if tags[offered.place] < least:
+                chosen, least = offered, tags[offered.place]
         if chosen is None:
             return None
-        queue = _least_queue(chosen, ready)
+        queue = least_queue(chosen)
         self._picks += 1
-        pick = Pick(self._picks, queue, reason)
-        self._recharge(pick, queue, queue.tier.tentative_units)
+        pick = Pick(self._picks, queue, ALONE if len(offer) == 1 else LEAST_SERVED)
+        self._recharge(pick, queue, _units(self._costs.tier_mean_s(queue.key.tier)) if self._is_by_time else 1)
         return pick
 
     def found_empty(self, pick: Pick) -> None:
@@ -191,9 +197,9 @@ class Picker:
         if pick._epoch == _UNSTARTED:
             self._begin(pick, queue)
         if self._is_by_time:
-            units = _units(cost_s)
-            self._recharge(pick, queue, units)
-            queue.tier.learn(units)
+            self._recharge(pick, queue, _units(cost_s))
+            if self._is_learning:
+                self._costs.observe("", queue.key.tier, cost_s)
 
     def mark_empty(self, key: QueueKey) -> None:
         """Say that the queue is known to be empty; an idle queue is never picked."""
@@ -201,14 +207,12 @@ class Picker:
 
     def mark_ready(self, key: QueueKey) -> None:
         """Say that the queue may have work: it re-enters at the current virtual time. No effect if it is ready."""
-        queue = self._queue(key)
-        if not self._ready & queue.bit:
-            self._ready |= queue.bit
-            if self._offered & queue.bit:
-                self._activate(queue)
+        bit = self._queue(key).bit
+        if not self._ready & bit:
+            self._set_ready(bit)
 
     def is_ready(self, key: QueueKey) -> bool:
-        """Say whether the queue counts as ready."""
+        """Say whether the queue was offered or marked ready, and not found empty since."""
         return bool(self._ready & self._queue(key).bit)
 
     def shares(self) -> dict[str, float]:
@@ -216,7 +220,7 @@ class Picker:
         total = sum(tier.charged_units for tier in self._tiers)
         return {tier.name: tier.charged_units / total if total else 0.0 for tier in self._tiers}
 
-    def _recharge(self, pick: Pick, queue: "_Queue", units: int) -> None:
+    def _recharge(self, pick: Pick, queue: QueueNode, units: int) -> None:
         change = units - pick._units
         if change:
             pick._units = units
@@ -238,190 +242,62 @@ class Picker:
                 next_due_at_s = due_at_s
         self._due_at_s = next_due_at_s
 
-    def _begin(self, pick: Pick, queue: "_Queue") -> None:
+    def _begin(self, pick: Pick, queue: QueueNode) -> None:
         pick._epoch = self._epoch
         for flow in queue.path:
             flow.unstarted -= pick._units
 
-    def _open(self, pick: Pick) -> "_Queue":
+    def _open(self, pick: Pick) -> QueueNode:
         if pick._queue is None:
             raise ClosedPickError(f"expected an open pick, found {pick!r}")
         return pick._queue
 
-    def _close(self, pick: Pick) -> "_Queue":
+    def _close(self, pick: Pick) -> QueueNode:
         queue = self._open(pick)
         pick._queue = None
         self._running.pop(pick.id, None)
         return queue
 
-    def _queue(self, key: QueueKey) -> "_Queue":
+    def _queue(self, key: QueueKey) -> QueueNode:
         queue = self._queue_by_key.get(key)
         if queue is None:
             raise ValueError(f"expected a queue that the picker was made for, found {tuple(key)}")
         return queue
 
-    def _activate(self, queue: "_Queue") -> None:
+    def _set_ready(self, bits: int) -> None:
+        self._ready |= bits
         self._epoch += 1
-        for flow in queue.path:
-            if not flow.active:
-                flow.enter(self._epoch)
+        for queue in self._queue_by_key.values():
+            if queue.bit & bits:
+                for flow in queue.path:
+                    if not flow.active:
+                        flow.enter(self._epoch)
 
-    def _set_idle(self, queue: "_Queue") -> None:
+    def _set_idle(self, queue: QueueNode) -> None:
         self._ready &= ~queue.bit
-        active = self._ready & self._offered
-        if queue.flow is not None and queue.flow.active:
-            queue.flow.leave()
-        if queue.lane.flow.active and not active & queue.lane.bits:
-            queue.lane.flow.leave()
-        if queue.tier.flow.active and not active & queue.tier.bits:
-            queue.tier.flow.leave()
+        for flow, bits in zip(queue.path, (queue.tier.bits, queue.lane.bits, queue.bit), strict=False):
+            if flow.active and not bits & self._ready:
+                flow.leave()
 
-    def _offer(self, among: Collection[QueueKey]) -> "_Offer":
-        queues = [self._queue(key) for key in among]
-        for queue in queues:
-            if not self._offered & queue.bit:
-                self._offered |= queue.bit
-                if self._ready & queue.bit:
-                    self._activate(queue)
-        offer = _work_out(self._tiers, sum({queue.bit for queue in queues}))
-        if isinstance(among, (tuple, frozenset)):
-            if len(self._offers) >= _KEPT_OFFERS:
-                self._offers.clear()
+    def _bits(self, among: Collection[QueueKey]) -> int:
+        bits = 0
+        try:
+            for key in among:
+                bits |= self._bits_by_key[key]
+        except KeyError as error:
+            raise ValueError(f"expected queues that the picker was made for, found {tuple(error.args[0])}") from None
+        if isinstance(among, (tuple, frozenset)) and len(among) > 1:
+            if len(self._kept) >= _KEPT_OFFERS:
+                self._kept.clear()
             # Invariant: the key is the identity of `among`, so `among` is kept alive with it.
-            self._offers[id(among)] = among, offer
+            self._kept[id(among)] = among, bits
+        return bits
+
+    def _offer(self, bits: int) -> Offer:
+        if len(self._offer_by_bits) >= _KEPT_OFFERS:
+            self._offer_by_bits.clear()
+        offer = self._offer_by_bits[bits] = offer_of(self._tiers, bits)
         return offer
-
-
-class _Tier:
-    """A tier's flow, its lanes, and what its tasks cost on average."""
-
-    __slots__ = ("_mean", "bits", "charged_units", "flow", "lanes", "level", "name", "tentative_units")
-
-    def __init__(self, name: str, flow: Flow, level: Level, is_by_time: bool) -> None:
-        self.name = name
-        self.flow = flow
-        self.level = level
-        self.lanes: list[_Lane] = []
-        self.bits = 0
-        self.charged_units = 0
-        self.tentative_units = _units(COLD_START_S) if is_by_time else 1
-        self._mean = MovingMean()
-
-    def learn(self, units: int) -> None:
-        self._mean.add(units)
-        self.tentative_units = max(int(self._mean.value), _LEAST_UNITS)
-
-
-class _Lane:
-    __slots__ = ("bits", "flow", "level", "name", "queues", "tags")
-
-    def __init__(self, name: str, flow: Flow, level: Level) -> None:
-        self.name = name
-        self.flow = flow
-        self.level = level
-        self.tags: list[float] = []
-        self.queues: list[_Queue] = []
-        self.bits = 0
-
-
-class _Queue:
-    __slots__ = ("bit", "flow", "key", "lane", "path", "tier")
-
-    def __init__(self, key: QueueKey, tier: _Tier, lane: _Lane, flow: Flow | None, bit: int) -> None:
-        self.key = key
-        self.tier = tier
-        self.lane = lane
-        self.flow = flow
-        self.path = (tier.flow, lane.flow) if flow is None else (tier.flow, lane.flow, flow)
-        self.bit = bit
-
-
-class _OfferedLane(NamedTuple):
-    bits: int
-    place: int
-    lane: _Lane
-
-
-class _OfferedTier(NamedTuple):
-    bits: int
-    place: int
-    lane_tags: list[float]
-    lanes: tuple[_OfferedLane, ...]
-
-
-_Offer = tuple[_OfferedTier, ...]
-
-
-def _least_queue(offered: _OfferedTier, ready: int) -> _Queue:
-    tags = offered.lane_tags
-    least = inf
-    chosen: _OfferedLane | None = None
-    for candidate in offered.lanes:
-        if candidate.bits & ready and tags[candidate.place] < least:
-            chosen, least = candidate, tags[candidate.place]
-    assert chosen is not None
-    lane = chosen.lane
-    queues = lane.queues
-    if len(queues) == 1:
-        return queues[0]
-    bits = chosen.bits & ready
-    queue_tags = lane.tags
-    if bits == lane.bits & ready:
-        return queues[queue_tags.index(min(queue_tags))]
-    return min((queue for queue in queues if queue.bit & bits), key=lambda queue: queue_tags[queues.index(queue)])
-
-
-def _build(policy: Policy, keys: tuple[QueueKey, ...]) -> list[_Tier]:
-    known = {tier.name for tier in policy.tiers}
-    for key in keys:
-        if key.tier not in known or key.lane not in policy.lane_weights:
-            raise ValueError(f"expected a tier and lane of the policy, found queue {tuple(key)}")
-    served = policy.serving({key.tier for key in keys})
-    tier_strides = strides(served.effective_shares())
-    tier_level = Level(list(tier_strides.values()))
-    tiers: list[_Tier] = []
-    bit = 1
-    for tier_name, tier_flow in zip(tier_strides, tier_level.flows, strict=True):
-        tier = _Tier(tier_name, tier_flow, tier_level, policy.share == "time")
-        tiers.append(tier)
-        keys_by_lane = {
-            lane: keys_of_lane
-            for lane in policy.lane_weights
-            if (keys_of_lane := [key for key in keys if key.tier == tier_name and key.lane == lane])
-        }
-        lane_strides = strides({lane: exact(policy.lane_weights[lane]) for lane in keys_by_lane})
-        lane_level = Level(list(lane_strides.values()))
-        for (lane_name, lane_keys), lane_flow in zip(keys_by_lane.items(), lane_level.flows, strict=True):
-            lane = _Lane(lane_name, lane_flow, lane_level)
-            tier.lanes.append(lane)
-            queue_flows: list[Flow | None] = [None]
-            if len(lane_keys) > 1:
-                queue_level = Level([1] * len(lane_keys))
-                queue_flows = list(queue_level.flows)
-                lane.tags = queue_level.tags
-            for key, queue_flow in zip(lane_keys, queue_flows, strict=True):
-                lane.queues.append(_Queue(key, tier, lane, queue_flow, bit))
-                lane.bits |= bit
-                bit <<= 1
-            tier.bits |= lane.bits
-    return tiers
-
-
-def _work_out(tiers: list[_Tier], bits: int) -> _Offer:
-    return tuple(
-        _OfferedTier(
-            bits & tier.bits,
-            tier_index,
-            tier.lanes[0].level.tags,
-            tuple(
-                _OfferedLane(bits & lane.bits, lane_index, lane)
-                for lane_index, lane in enumerate(tier.lanes)
-                if bits & lane.bits
-            ),
-        )
-        for tier_index, tier in enumerate(tiers)
-        if bits & tier.bits
-    )
 
 
 def _units(cost_s: float) -> int:

@@ -1,6 +1,6 @@
 """Start-time fair queueing of one level, with charges that can be corrected."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import gcd, inf, lcm
 from typing import Final
@@ -122,7 +122,7 @@ class Level:
 
     __slots__ = ("flows", "tags")
 
-    def __init__(self, stride_by_flow: Sequence[int]) -> None:
+    def __init__(self, stride_by_flow: Iterable[int]) -> None:
         self.flows: list[Flow] = []
         self.tags: list[float] = []
         for stride in stride_by_flow:
