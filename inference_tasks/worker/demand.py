@@ -1,0 +1,260 @@
+"""What a worker takes from the broker, and how: asked for message by message, or pushed while it is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from inference_routing.cost import COLD_START_S
+from inference_routing.lane import FRESH, QueueKey, may_serve_reserved, reserved_queues
+
+if TYPE_CHECKING:
+    from inference_routing.picker import Pick, Picker
+    from inference_tasks.worker.slots import Slots
+    from inference_tasks.worker.source import Source
+
+__all__ = ["Demand"]
+
+#: Most messages asked for or held at once, however short the tasks are.
+MAX_WINDOW = 64
+#: Seconds for which a queue found empty is not asked again: fresh lanes, and the lanes where a few ms do not matter.
+RECHECK_FRESH_S, RECHECK_OTHER_S = 0.005, 0.1
+#: A push sooner than this after its subscription says that the queue has a backlog.
+BACKLOG_PUSH_S = 0.005
+#: Messages that need not run, taken in a row from one tier before the next tier is tried.
+MAX_DISCARDS = 64
+#: Idle seconds after which every lane is subscribed, and the longest time between two looks at one.
+LANES_S = 0.25
+#: A queue whose channel was lost (missing, or its consumer timed out) is left alone this long.
+MISSING_S = 1.0
+#: Weight of the newest cost in the mean that the window is computed from.
+SMOOTHING = 0.1
+
+
+class Demand:
+    """How many messages there is room for, which queues to ask, and what is known to be empty.
+
+    A queue is *empty* from the moment it was found so, until a message came from it. While some queue is believed to
+    hold something, the picker says which to ask, and empty ones are looked at again now and then. When none is, exactly
+    those that the free slots may serve are subscribed, one message each.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        picker: Picker,
+        slots: Slots,
+        queues: Collection[QueueKey],
+        *,
+        hold_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.source = source
+        self.hold_s = hold_s
+        self._picker = picker
+        self._slots = slots
+        self._clock = clock
+        self._keys = {key.name: key for key in queues}
+        self._all = tuple(queues)
+        self._reserved = reserved_queues(queues)
+        self._empty: dict[QueueKey, float] = {}
+        self._subscribed: dict[str, float] = {}
+        self._discarded_in_a_row = 0
+        self._skip_tier: str | None = None
+        self._idle_since_s: float | None = None
+        self._mean_s = COLD_START_S
+
+    @property
+    def is_subscribed(self) -> bool:
+        return bool(self._subscribed)
+
+    def key(self, queue: str) -> QueueKey:
+        return self._keys[queue]
+
+    def observe(self, cost_s: float) -> None:
+        """A task has kept its slot this long."""
+        self._mean_s += SMOOTHING * (cost_s - self._mean_s)
+
+    def discarded(self, tier: str) -> None:
+        """A message needed no run."""
+        self._discarded_in_a_row += 1
+        if self._discarded_in_a_row % MAX_DISCARDS == 0:
+            self._skip_tier = tier
+
+    def kept(self) -> None:
+        """A message does need its run."""
+        self._discarded_in_a_row = 0
+
+    # -- what is empty -------------------------------------------------------------------------------------------------
+
+    def found_empty(self, pick: Pick) -> None:
+        self._picker.found_empty(pick)
+        self._empty[pick.key] = self._clock()
+
+    def emptied(self, key: QueueKey, at_s: float) -> None:
+        self._empty[key] = at_s
+        self._picker.mark_empty(key)
+
+    def filled(self, key: QueueKey) -> None:
+        if self._empty.pop(key, None) is not None:
+            self._picker.mark_ready(key)
+
+    def missing(self, queue: str) -> None:
+        """The queue cannot be read for now."""
+        self._subscribed.pop(queue, None)
+        self.emptied(self._keys[queue], self._clock() + MISSING_S)
+
+    def forget_all(self) -> None:
+        """A new connection: nothing is known of any queue."""
+        self._subscribed.clear()
+        for key in list(self._empty):
+            self.filled(key)
+
+    # -- how many, and which -------------------------------------------------------------------------------------------
+
+    def _window(self, now: float) -> int:
+        """How many messages may be inside the worker: free slots, and starts predicted within ``hold_s``."""
+        free = self._slots.free
+        if not self.hold_s:
+            return free
+        each_s = max(self._mean_s, 1e-4)
+        starts = free * int(self.hold_s / each_s)
+        for ticket in self._slots:
+            elapsed = now - ticket.started_s
+            left = ticket.predicted_s - elapsed
+            if left < 0:
+                left = elapsed  # overdue: as much again, not any moment now
+            if left <= self.hold_s:
+                starts += 1 + int((self.hold_s - left) / each_s)
+        return min(MAX_WINDOW, free + starts)
+
+    def wanted(self, inside: int, inside_lower: int, now: float) -> list[Pick]:
+        """Return what to ask for now, in order; subscribes instead where there is nothing to ask for.
+
+        Args:
+            inside: messages in the worker that have not started.
+            inside_lower: those of them that a reserved slot may not run.
+            now: the worker's clock.
+        """
+        free = self._slots.free
+        window = self._window(now)
+        want = window - inside
+        if want <= 0 or (inside > window // 2 and free <= inside):
+            return []
+        if self._subscribed:
+            self.subscribe(inside, now)
+            return []
+        # Messages that need not run take no slot: after some of them in a row more are fetched at once.
+        want = min(MAX_WINDOW, want + self._discarded_in_a_row)
+        lower = want if not self._slots.reserve else self._lower_room(window, inside_lower)
+        picks = self._picks(want, lower, now)
+        if picks:
+            self._idle_since_s = None
+        elif free > inside:
+            self.subscribe(inside, now)
+        return picks
+
+    def _picks(self, want: int, lower: int, now: float) -> list[Pick]:
+        """What to ask for, in order. With no queue believed to hold anything: nothing, it is pushed instead."""
+        skip, self._skip_tier = self._skip_tier, None
+        picks: list[Pick] = []
+        if not self._any_filled(lower > 0, skip):
+            return self._picks(want, lower, now) if skip else picks
+        for key, found_s in self._empty.items():
+            if now - found_s >= (RECHECK_FRESH_S if key.lane == FRESH else RECHECK_OTHER_S):
+                self._picker.mark_ready(key)
+        while len(picks) < want:
+            among = self._all if lower > 0 else self._reserved
+            if skip:
+                among = tuple(key for key in among if key.tier != skip)
+            pick = self._picker.pick(now, among) if among else None
+            if pick is None:
+                break
+            picks.append(pick)
+            if pick.key in self._empty:
+                self._picker.mark_empty(pick.key)  # one look is enough to learn whether it still is
+            if not may_serve_reserved(pick.key):
+                lower -= 1
+        return picks
+
+    def _any_filled(self, lower: bool, skip: str | None) -> bool:
+        """Whether a queue that may be served is believed to hold something."""
+        if skip is None and lower:
+            return len(self._empty) < len(self._all)
+        among = self._all if lower else self._reserved
+        return any(key not in self._empty and key.tier != skip for key in among)
+
+    def _lower_room(self, window: int, inside: int) -> int:
+        ready = self._slots.ready or 1
+        ahead = max(0, window - self._slots.free) * max(0, ready - self._slots.reserve) // ready
+        return self._slots.free_lower + ahead - inside
+
+    # -- pushes --------------------------------------------------------------------------------------------------------
+
+    def pushed(self, queue: str, inside: int, *, may_take: bool) -> Pick | None:
+        """A message was pushed: its pick, or None if it comes too late and must go back."""
+        key, now = self._keys[queue], self._clock()
+        since = self._subscribed.pop(queue, None)
+        if since is not None:
+            self.source.unsubscribe([queue])
+        room = (self._slots.free if may_serve_reserved(key) else self._slots.free_lower) - inside
+        self._picker.mark_ready(key)
+        if room <= 0 or not may_take:
+            self.filled(key)
+            return None
+        pick = self._picker.pick(now, (key,))
+        if room == 1 or since is None or now - since < BACKLOG_PUSH_S:
+            # No room for more, or more is waiting than pushes one by one can bring in the right shares.
+            self.unsubscribe()
+            self.filled(key)
+            self._idle_since_s = None
+        else:
+            self.emptied(key, now)
+        return pick
+
+    def subscribe(self, inside: int, now: float) -> None:
+        """Nothing to fetch: have it pushed, from exactly the queues that the free slots may serve.
+
+        The lanes beside ``fresh`` are left out at first, unless nobody has looked for ``LANES_S``: on a quorum queue a
+        subscription is an entry in its log, and a busy worker comes and goes many times a second.
+        """
+        if self._idle_since_s is None:
+            self._idle_since_s = now
+        idle = now - self._idle_since_s >= LANES_S
+        lower = self._slots.free_lower > inside
+        wanted = {
+            key.name
+            for key in (self._all if lower else self._reserved)
+            if idle or key.lane == FRESH or now - self._empty.get(key, 0.0) >= LANES_S
+        }
+        stale = [name for name in self._subscribed if name not in wanted and self._keys[name].lane == FRESH]
+        if stale:
+            self._forget(stale, now)
+            self.source.unsubscribe(stale)
+        new = [name for name in wanted if name not in self._subscribed]
+        if new:
+            self._subscribed.update((name, now) for name in new)
+            self.source.subscribe(new)
+
+    def _forget(self, names: Collection[str], now: float) -> None:
+        for name in names:
+            del self._subscribed[name]
+            self.emptied(self._keys[name], now)
+
+    def unsubscribe(self) -> None:
+        if self._subscribed:
+            names = list(self._subscribed)
+            self._forget(names, self._clock())
+            self.source.unsubscribe(names)
+
+    def serve(self, queue: str, *, on: bool) -> QueueKey | None:
+        """Start or stop serving one queue; returns its key if that changed anything."""
+        key = self._keys.get(queue)
+        if key is None or (key in self._all) == on:
+            return None
+        self._all = (*self._all, key) if on else tuple(one for one in self._all if one != key)
+        self._reserved = reserved_queues(self._all)
+        self._empty.pop(key, None)
+        if self._subscribed.pop(queue, None) is not None:
+            self.source.unsubscribe([queue])
+        return key

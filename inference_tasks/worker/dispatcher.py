@@ -1,0 +1,468 @@
+"""Late binding: a message leaves the broker for a slot that is free, or will be within ``hold_s``."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from inference_routing.lane import may_serve_reserved
+from inference_tasks.errors import StateUnavailableError
+from inference_tasks.worker.demand import Demand
+from inference_tasks.worker.intake import Delivery, Intake, Unfit, read
+from inference_tasks.worker.slots import Slots, Ticket
+
+if TYPE_CHECKING:
+    from inference_routing.cost import CostModel
+    from inference_routing.lane import QueueKey
+    from inference_routing.picker import Pick, Picker
+    from inference_tasks.state.records import Claim, Claimant
+    from inference_tasks.worker.source import Source
+
+__all__ = ["Claims", "Dispatcher", "Observer"]
+
+logger = logging.getLogger(__name__)
+
+#: A message that meets a live claim goes back no sooner than this.
+HELD_CLAIM_S = 1.0
+#: Seconds the broker may take for an answer before the connection counts as dead.
+ANSWER_S = 10.0
+
+
+class Claims(Protocol):
+    """The part of the task store that the dispatcher uses."""
+
+    def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]: ...
+    def release(self, claims: Sequence[tuple[str, int]]) -> None: ...
+
+
+class Observer(Protocol):
+    """Told of each start and end. Times in seconds on the worker's monotonic clock."""
+
+    def started(self, ticket: Ticket) -> None: ...
+    def finished(self, ticket: Ticket, cost_s: float) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A message inside the worker that has not started."""
+
+    message: Delivery
+    pick: Pick
+    intake: Intake
+    arrived_s: float
+    predicted_s: float
+    token: int = 0
+    attempts: int = 0
+    taken: bool = False
+
+
+class Dispatcher:
+    """Brings picker, broker, claims and slots together; knows nothing of Celery or AMQP.
+
+    Everything runs on the thread of the event loop, except ``free`` which other threads reach through the consumer's
+    mailbox. ``pump`` is called before each poll and does what can be done: claim what has arrived, start what is held,
+    ask for more. Invariant: messages inside the worker <= slots free now + starts predicted within ``hold_s``.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        picker: Picker,
+        costs: CostModel,
+        claims: Claims | None,
+        slots: Slots,
+        queues: Collection[QueueKey],
+        tasks: Collection[str],
+        worker: str,
+        lease_s: float,
+        hold_s: float,
+        deliver: Callable[[Delivery], None],
+        bury: Callable[[Delivery, QueueKey, Unfit], None],
+        observer: Observer,
+        run_unclaimed: bool = False,
+        one_at_a_time: bool = False,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._picker = picker
+        self._costs = costs
+        self._claims = claims
+        self.slots = slots
+        self._demand = Demand(source, picker, slots, queues, hold_s=hold_s, clock=clock)
+        self._tasks = tasks
+        self._worker = worker
+        self._lease_s = lease_s
+        self.hold_s = hold_s
+        self._deliver = deliver
+        self._bury = bury
+        self._observer = observer
+        self._run_unclaimed = run_unclaimed
+        self._one_at_a_time = one_at_a_time
+        self._clock = clock
+
+        self._asked: deque[tuple[Pick, float]] = deque()
+        self._arrived: list[tuple[Delivery, Pick]] = []
+        self._held: deque[_Held] = deque()
+        self._waiting: deque[tuple[float, Delivery]] = deque()
+        self._deferred: dict[str, _Held] = {}
+        self._handing: _Held | None = None
+        self._closing = False
+        self._state_lost = False
+        self.longest_hold_s = 0.0
+        source.on_answer = self._on_answer
+        source.on_push = self._on_push
+
+    @property
+    def _source(self) -> Source:
+        return self._demand.source
+
+    # -- what the broker says ------------------------------------------------------------------------------------------
+
+    def _on_answer(self, queue: str, message: Delivery | None) -> None:
+        pick, _ = self._asked.popleft()
+        if message is None:
+            self._demand.found_empty(pick)
+            return
+        self._demand.filled(pick.key)
+        if self._closing or self._state_lost:
+            self._picker.refund(pick)
+            self._source.give_back(message)
+            return
+        self._arrived.append((message, pick))
+
+    def _on_push(self, queue: str, message: Delivery | None) -> None:
+        if message is None:
+            return
+        inside = len(self._arrived) + len(self._held)
+        pick = self._demand.pushed(queue, inside, may_take=not self._closing and not self._state_lost)
+        if pick is None:
+            self._source.give_back(message)
+        else:
+            self._arrived.append((message, pick))
+
+    def queue_lost(self, queue: str) -> None:
+        """What was held of this queue went back to it with its channel."""
+        key = self._demand.key(queue)
+        self._arrived = [entry for entry in self._arrived if self._keep(entry[1], key)]
+        gone = [held for held in self._held if held.pick.key == key]
+        self._held = deque(held for held in self._held if held.pick.key != key)
+        self._release(gone)
+        self._demand.missing(queue)
+
+    def _keep(self, pick: Pick, lost: QueueKey) -> bool:
+        if pick.key != lost:
+            return True
+        self._picker.refund(pick)
+        return False
+
+    # -- the pump ------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> bool:
+        """Do what can be done now; true if it should be called again at once."""
+        now = self._clock()
+        if self._arrived and (not self._asked or self.slots.free > len(self._held)):
+            self._claim(now)
+        again = self._start(now)
+        if not self._closing and not self._state_lost and not self._asked:
+            self._ask(now)
+        return again
+
+    def _claim(self, now: float) -> None:
+        batch: list[_Held] = []
+        for message, pick in self._arrived:
+            intake = read(message, pick.key, self._tasks)
+            if isinstance(intake, Unfit):
+                self._discard(pick)
+                self._bury(message, pick.key, intake)
+                continue
+            predicted_s = self._costs.predict_s(intake.name, intake.tier)
+            self._picker.predicted(pick, predicted_s)
+            batch.append(_Held(message, pick, intake, now, predicted_s))
+        self._arrived = []
+        if not batch or self._claims is None:
+            self._held.extend(batch)
+            return
+        try:
+            claims = self._claims.claim([held.intake.claimant() for held in batch], self._worker, self._lease_s)
+        except StateUnavailableError as exc:
+            self._without_state(batch, exc)
+            return
+        for held, claim in zip(batch, claims, strict=True):
+            self._judge(held, claim, now)
+
+    def _judge(self, held: _Held, claim: Claim, now: float) -> None:
+        if claim.verdict == "run":
+            held.token, held.attempts = claim.token, claim.attempts
+            self._held.append(held)
+            self._demand.kept()
+        elif claim.verdict == "held":
+            self._picker.refund(held.pick)
+            if claim.worker == self._worker and not self._is_inside(held.intake.id):
+                # The answer to an earlier claim of ours was lost: nothing runs under it.
+                self._release_claims([(held.intake.id, claim.token)])
+            self._waiting.append((now + HELD_CLAIM_S, held.message))
+        elif claim.verdict == "crashed":
+            self._discard(held.pick)
+            unfit = Unfit(
+                "crash limit",
+                f"the process running it died {held.intake.crash_limit or 'too many'} times",
+                held.intake.id,
+                held.intake.name,
+            )
+            self._bury(held.message, held.pick.key, unfit)
+        else:
+            logger.info("task %s[%s] need not run: %s", held.intake.name, held.intake.id, claim.verdict)
+            self._discard(held.pick)
+            held.message.ack()
+
+    def _is_inside(self, task_id: str) -> bool:
+        return (
+            task_id in self._deferred
+            or any(ticket.intake.id == task_id for ticket in self.slots)
+            or any(held.intake.id == task_id for held in self._held)
+        )
+
+    def _discard(self, pick: Pick) -> None:
+        self._picker.refund(pick)
+        self._demand.discarded(pick.key.tier)
+
+    def _without_state(self, batch: list[_Held], exc: StateUnavailableError) -> None:
+        if self._run_unclaimed:
+            logger.warning("running %d task(s) without a claim, since the state cannot be reached: %s", len(batch), exc)
+            self._held.extend(batch)
+            return
+        logger.error("taking no new work until the state can be reached again: %s", exc)
+        self._state_lost = True
+        self._demand.unsubscribe()
+        for held in batch:
+            self._picker.refund(held.pick)
+            self._source.give_back(held.message)
+        self._give_back(list(self._held))
+        self._held.clear()
+
+    def state_is_back(self) -> None:
+        if self._state_lost:
+            self._state_lost = False
+            logger.info("the state can be reached again: taking work")
+
+    @property
+    def state_lost(self) -> bool:
+        return self._state_lost
+
+    def _start(self, now: float) -> bool:
+        while self._held and self.slots.free:
+            held = self._startable()
+            if held is None:
+                return False
+            self._hand_over(held)
+            if self._one_at_a_time:
+                return True
+        return False
+
+    def _startable(self) -> _Held | None:
+        if self.slots.free_lower:
+            return self._held.popleft()
+        for held in self._held:
+            if may_serve_reserved(held.pick.key):
+                self._held.remove(held)
+                return held
+        return None
+
+    def _hand_over(self, held: _Held) -> None:
+        headers = held.message.headers
+        headers["inference_token"] = held.token
+        headers["inference_gen"] = held.intake.generation
+        headers["inference_attempt"] = held.attempts
+        self._handing = held
+        try:
+            self._deliver(held.message)
+        finally:
+            self._handing = None
+        if held.taken:
+            return
+        self._picker.refund(held.pick)
+        if held.message.acknowledged:
+            return
+        # Celery keeps it for later: a rate limit, or an ETA. It takes a slot when it comes to the pool.
+        self._deferred[held.intake.id] = held
+
+    def take(self, task_id: str) -> Ticket:
+        """A request has come to the pool: it takes a slot."""
+        held = self._handing
+        if held is None or held.taken or held.intake.id != task_id:
+            held = self._deferred.pop(task_id, None)
+            if held is None:
+                raise RuntimeError(f"task {task_id!r} came to the pool without having been fetched by this worker")
+        held.taken = True
+        now = self._clock()
+        deferred = held is not self._handing
+        if not deferred:
+            self.longest_hold_s = max(self.longest_hold_s, now - held.arrived_s)
+            self._picker.started(held.pick, now)
+        ticket = Ticket(
+            intake=held.intake,
+            pick=None if deferred else held.pick,
+            token=held.token,
+            started_s=now,
+            predicted_s=held.predicted_s,
+            reserved=may_serve_reserved(held.pick.key),
+        )
+        self.slots.take(ticket)
+        self._observer.started(ticket)
+        return ticket
+
+    def free(self, ticket: Ticket, ended_s: float) -> None:
+        """The slot is free again: charge what the task really cost."""
+        if not self.slots.free_up(ticket):
+            return
+        cost_s = max(0.0, ended_s - ticket.started_s)
+        if ticket.pick is not None:
+            self._picker.finished(ticket.pick, cost_s)
+        self._costs.observe(ticket.intake.name, ticket.intake.tier, cost_s)
+        self._demand.observe(cost_s)
+        self._observer.finished(ticket, cost_s)
+
+    def forget(self, ticket: Ticket) -> None:
+        """The pool dropped this job before it began, as it does when the connection is lost."""
+        if self.slots.free_up(ticket):
+            if ticket.pick is not None:
+                self._picker.refund(ticket.pick)
+            self._release_claims([(ticket.intake.id, ticket.token)])
+
+    def is_handing(self, task_id: str) -> bool:
+        """Whether this task is the one being handed over at this moment."""
+        return self._handing is not None and self._handing.intake.id == task_id
+
+    def take_back_handing(self) -> QueueKey | None:
+        """The message being handed over turned out unfit: nothing more is done with it here. Returns its queue."""
+        held = self._handing
+        if held is None or held.taken:
+            return None
+        held.taken = True
+        self._picker.refund(held.pick)
+        self._release_claims([(held.intake.id, held.token)])
+        return held.pick.key
+
+    def _ask(self, now: float) -> None:
+        inside = len(self._held) + len(self._arrived)
+        lower = 0
+        if self.slots.reserve:
+            lower = sum(not may_serve_reserved(held.pick.key) for held in self._held)
+            lower += sum(not may_serve_reserved(pick.key) for _, pick in self._arrived)
+        picks = self._demand.wanted(inside, lower, now)
+        if picks:
+            self._asked.extend((pick, now) for pick in picks)
+            self._source.ask([pick.key.name for pick in picks])
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A few times a second: return what has waited too long.
+
+        Raises:
+            TimeoutError: the broker has stopped answering.
+        """
+        now = self._clock()
+        if self._asked and now - self._asked[0][1] > ANSWER_S:
+            raise TimeoutError(f"the broker has not answered a basic.get for {ANSWER_S:.0f} s")
+        while self._waiting and self._waiting[0][0] <= now:
+            self._source.give_back(self._waiting.popleft()[1])
+        self.return_overdue(now)
+        if self._demand.is_subscribed and not self._closing:
+            self._demand.subscribe(len(self._held) + len(self._arrived), now)
+
+    def return_overdue(self, now: float | None = None) -> None:
+        """Give back what has been held longer than ``hold_s``, unless a slot is free to start it this moment."""
+        now = self._clock() if now is None else now
+        if not self._held:
+            return
+        lower, free = self.slots.free_lower, self.slots.free
+        overdue = [
+            held
+            for held in self._held
+            if now - held.arrived_s > self.hold_s and not (lower or (free and may_serve_reserved(held.pick.key)))
+        ]
+        if overdue:
+            self._held = deque(held for held in self._held if held not in overdue)
+            self._give_back(overdue)
+
+    @property
+    def next_overdue_s(self) -> float | None:
+        """Seconds until the oldest held message must go back; None with nothing held."""
+        return max(0.0, self._held[0].arrived_s + self.hold_s - self._clock()) if self._held else None
+
+    def _give_back(self, helds: Sequence[_Held]) -> None:
+        self._release(helds)
+        for held in helds:
+            self._source.give_back(held.message)
+
+    def _release(self, helds: Sequence[_Held]) -> None:
+        for held in helds:
+            self._picker.refund(held.pick)
+        self._release_claims([(held.intake.id, held.token) for held in helds])
+
+    def _release_claims(self, claims: Sequence[tuple[str, int]]) -> None:
+        claims = [claim for claim in claims if claim[1]]
+        if claims and self._claims is not None:
+            try:
+                self._claims.release(claims)
+            except StateUnavailableError as exc:
+                logger.warning("%d claim(s) of unstarted tasks end by their lease, not at once: %s", len(claims), exc)
+
+    def claimed(self) -> list[tuple[Intake, int]]:
+        """Everything this worker holds a claim on: what runs and what is about to."""
+        running = [(ticket.intake, ticket.token) for ticket in self.slots if ticket.token]
+        return running + [(held.intake, held.token) for held in (*self._held, *self._deferred.values()) if held.token]
+
+    # -- changes and the end -------------------------------------------------------------------------------------------
+
+    def serve(self, queue: str, *, on: bool) -> None:
+        """Start or stop serving one queue (remote control)."""
+        key = self._demand.serve(queue, on=on)
+        if key is None or on:
+            return
+        back = [held for held in self._held if held.pick.key == key]
+        self._held = deque(held for held in self._held if held.pick.key != key)
+        self._give_back(back)
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._asked)
+
+    def close(self) -> None:
+        """Take nothing new and return what has not started, at once."""
+        self._closing = True
+        self._demand.unsubscribe()
+        for message, pick in self._arrived:
+            self._picker.refund(pick)
+            self._source.give_back(message)
+        self._arrived = []
+        while self._waiting:
+            self._source.give_back(self._waiting.popleft()[1])
+        helds = [*self._held, *self._deferred.values()]
+        self._held.clear()
+        self._deferred.clear()
+        self._give_back(helds)
+
+    def connection_lost(self) -> None:
+        """Every delivery tag is void: the broker has everything back. What runs goes on."""
+        for pick, _ in self._asked:
+            self._picker.refund(pick)
+        for _, pick in self._arrived:
+            self._picker.refund(pick)
+        self._release([*self._held, *self._deferred.values()])
+        self._asked.clear()
+        self._arrived = []
+        self._held.clear()
+        self._deferred.clear()
+        self._waiting.clear()
+        self._demand.forget_all()
+
+    def attach(self, source: Source) -> None:
+        """Go on with a new connection."""
+        source.on_answer = self._on_answer
+        source.on_push = self._on_push

@@ -1,0 +1,89 @@
+"""The thread that keeps this worker's claims alive and tells the others that the worker is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from inference_tasks.errors import StateUnavailableError
+
+if TYPE_CHECKING:
+    from inference_tasks.state.records import Claimant, WorkerBeat
+
+__all__ = ["Leases", "Renewals"]
+
+logger = logging.getLogger(__name__)
+
+
+class Renewals(Protocol):
+    """The part of the task store that this thread uses, on a connection of its own."""
+
+    def renew(
+        self,
+        running: Sequence[tuple[str, int, Claimant]],
+        worker: str,
+        lease_s: float,
+        heartbeat: WorkerBeat | None = None,
+    ) -> list[str]: ...
+
+
+class Leases(threading.Thread):
+    """Renews all claims in one round trip, three times per lease.
+
+    A thread of its own: neither a long hand-over nor a task of the solo pool, which blocks the main thread, may end a
+    lease. ``on_state`` tells each time whether the state could be reached.
+    """
+
+    def __init__(
+        self,
+        store: Renewals,
+        *,
+        worker: str,
+        lease_s: float,
+        claimed: Callable[[], Sequence[tuple[str, int, Claimant]]],
+        beat: Callable[[], WorkerBeat],
+        on_state: Callable[[bool], None],
+        interval_s: float | None = None,
+    ) -> None:
+        super().__init__(name="inference-leases", daemon=True)
+        self._store = store
+        self._worker = worker
+        self._lease_s = lease_s
+        self._claimed = claimed
+        self._beat = beat
+        self._on_state = on_state
+        self._interval_s = interval_s or min(lease_s / 3, 2.0)
+        self._stop_event = threading.Event()
+        self._hurry = threading.Event()
+
+    def run(self) -> None:
+        reachable = True
+        while not self._stop_event.is_set():
+            try:
+                lost = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
+            except StateUnavailableError as exc:
+                if reachable:
+                    logger.warning("cannot renew the claims of running tasks: %s", exc)
+                reachable = False
+            except Exception:
+                logger.exception("renewing claims failed; it is tried again")
+                reachable = False
+            else:
+                if not reachable:
+                    logger.info("claims are renewed again")
+                reachable = True
+                if lost:
+                    logger.warning("another worker holds %s now; results from here will be refused", ", ".join(lost))
+            self._on_state(reachable)
+            self._hurry.wait(self._interval_s if reachable else min(1.0, self._interval_s))
+            self._hurry.clear()
+
+    def hurry(self) -> None:
+        """Renew (and try the state) at once."""
+        self._hurry.set()
+
+    def stop(self) -> None:
+        self._stop_event.set()
+        self._hurry.set()

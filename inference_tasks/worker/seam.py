@@ -1,0 +1,202 @@
+"""The one place where private parts of Celery, kombu, billiard and py-amqp are touched.
+
+``tests/seam`` pins each of them. Everything else in this package goes through documented doors: ``worker_consumer``,
+bootsteps, ``amqp_cls``, ``task_routes``, the ``Task`` base class and the result backend.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import amqp
+from amqp import spec
+from billiard.exceptions import WorkerLostError
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.tasks import Tasks
+from kombu.serialization import prepare_accept_content
+
+__all__ = [
+    "CHANNEL_ERRORS",
+    "Consumer",
+    "RecoverableConnectionError",
+    "SoloHeartbeat",
+    "Tasks",
+    "accepted_content",
+    "close_soon",
+    "collect",
+    "is_lost_child",
+    "nack",
+    "on_get_answers",
+    "order_tick",
+    "prefetch_one",
+    "read_by_hand",
+    "read_frame",
+    "ready_processes",
+    "send_get",
+    "unaccepted",
+    "wake_pair",
+]
+
+RecoverableConnectionError = amqp.exceptions.RecoverableConnectionError
+CHANNEL_ERRORS: tuple[type[BaseException], ...] = (amqp.exceptions.ChannelError,)
+
+
+def accepted_content(types: Sequence[str]) -> set[str]:
+    """Return the content types behind kombu's names for them."""
+    return set(prepare_accept_content(types))
+
+
+def on_get_answers(channel: Any, callback: Callable[[Any], None]) -> None:
+    """Call back with the raw message, or None, for each answer to a ``basic.get``.
+
+    Not ``channel.basic_get``: it waits for the answer, so eight gets would cost eight round trips, and a broker that
+    has stopped answering would hang the worker for ever.
+    """
+
+    def got(delivery_tag: int, redelivered: bool, exchange: str, routing_key: str, count: int, raw: Any) -> None:
+        callback(channel._on_get_ok(delivery_tag, redelivered, exchange, routing_key, count, raw))
+
+    channel._callbacks[spec.Basic.GetOk] = got
+    channel._callbacks[spec.Basic.GetEmpty] = lambda *_: callback(None)
+
+
+def send_get(channel: Any, queue: str) -> None:
+    """Ask for one message without waiting for it."""
+    channel.send_method(spec.Basic.Get, "Bsb", (0, queue, False))
+
+
+def prefetch_one(channel: Any) -> None:
+    """Prefetch 1 for each consumer of the channel, without waiting for the answer."""
+    channel.send_method(spec.Basic.Qos, "lBb", (0, 1, False))
+
+
+def nack(message: Any) -> None:
+    """Return a message to its place.
+
+    Not kombu's ``requeue``: that is ``basic.reject``, which counts as a failure from RabbitMQ 4.3 on.
+    """
+    channel = message.channel
+    if channel is None or message.acknowledged:
+        return
+    if isinstance(channel, amqp.Channel):
+        if channel.connection is not None:
+            channel.send_method(spec.Basic.Nack, "Lbb", (message.delivery_tag, False, True))
+            message._state = "REQUEUED"
+    else:
+        message.requeue()
+
+
+def close_soon(channel: Any) -> None:
+    """Close a channel without waiting for the answer."""
+    channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+
+
+def read_frame(connection: Any, timeout_s: float = 0) -> bool:
+    """Handle one event of the connection; false if there was none within the time."""
+    try:
+        connection.drain_events(timeout=timeout_s)
+    except TimeoutError:
+        return False
+    except OSError as exc:
+        if exc.errno in (errno.EAGAIN, errno.EINTR):
+            return False
+        raise
+    return True
+
+
+def read_by_hand(hub: Any, connection: Any, callback: Callable[[], None]) -> None:
+    """Let ``callback`` read the connection's socket. kombu's own reader takes one frame per turn of the loop."""
+    sock = connection.connection.sock
+    hub.add_reader(sock, callback)
+
+
+def collect(connection: Any) -> None:
+    """Drop a connection without talking to its peer, which may be frozen."""
+    with suppress(Exception):  # a half-dead connection may fail in any way, and nothing of it is needed any more
+        connection.collect()
+
+
+def order_tick(hub: Any, pool: Any, pump: Callable[[], None]) -> Callable[[], None]:
+    """Run ``pump`` before each poll, and the prefork pool's own tick right after it.
+
+    The hub keeps its tick callbacks in a set: in the wrong order a job handed over by ``pump`` would wait for the next
+    event, up to a second.
+    """
+    pool_tick = getattr(getattr(pool, "_pool", None), "on_poll_start", None)
+    if pool_tick is not None:
+        hub.on_tick.discard(pool_tick)
+
+    def tick() -> None:
+        pump()
+        if pool_tick is not None:
+            pool_tick()
+
+    hub.on_tick.add(tick)
+    return tick
+
+
+def ready_processes(pool: Any) -> int:
+    """Processes of a prefork pool that have finished their start-up, models included."""
+    return len(pool._pool._fileno_to_inq)
+
+
+def unaccepted(job: object) -> bool:
+    """Whether a prefork job was never accepted by a process; a lost connection discards those in silence."""
+    accepted = getattr(job, "accepted", None)
+    return callable(accepted) and not accepted()
+
+
+def is_lost_child(info: object) -> bool:
+    """Whether a job's error says that its process died."""
+    return isinstance(getattr(info, "exception", None), WorkerLostError)
+
+
+class SoloHeartbeat:
+    """Keeps the broker's connections alive while the main thread runs a task (solo pool).
+
+    A context manager around the task. One thread sends heartbeats meanwhile; nobody reads the sockets in that time, so
+    the silence of the other side is forgiven at the end.
+    """
+
+    def __init__(self, connection: Any, dispatcher: Any) -> None:
+        connections = [connection, dispatcher.connection if dispatcher else None]
+        self._raw = [one.connection for one in connections if one is not None and one.connection is not None]
+        self._raw = [raw for raw in self._raw if getattr(raw, "heartbeat", 0)]
+        self._busy = False
+        self._stopped = threading.Event()
+        if self._raw:
+            threading.Thread(target=self._run, name="inference-solo-heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(min(raw.heartbeat for raw in self._raw) / 3):
+            if self._busy:
+                try:
+                    for raw in self._raw:
+                        raw.send_heartbeat()
+                except Exception:
+                    return  # the connection is gone; the main thread finds out when it reads
+
+    def __enter__(self) -> None:
+        self._busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._busy = False
+        for raw in self._raw:
+            raw.last_heartbeat_received = monotonic()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def wake_pair() -> tuple[socket.socket, socket.socket]:
+    """A non-blocking socket pair to wake the event loop with."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    return reader, writer

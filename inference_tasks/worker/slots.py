@@ -1,0 +1,171 @@
+"""Slots of a worker: how many exist, which task holds which, and the pool that tells when one is free again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inference_routing.picker import Pick
+    from inference_tasks.worker.intake import Intake
+
+__all__ = ["SlotPool", "Slots", "Ticket"]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One slot in use, from the hand-over to the pool until the slot is free again.
+
+    ``started_s`` and ``predicted_s`` are on the worker's monotonic clock, in seconds.
+    """
+
+    intake: Intake
+    pick: Pick | None
+    token: int
+    started_s: float
+    predicted_s: float
+    reserved: bool
+    job: object | None = field(default=None, repr=False)
+
+
+class Slots:
+    """Which slots exist and which are taken.
+
+    A slot exists once its process has loaded its models, so the number comes from ``ready`` each time; it is taken from
+    the hand-over on and freed exactly once, by whichever of result, error, time limit or lost connection comes first.
+    """
+
+    def __init__(self, ready: Callable[[], int], reserve: int = 0) -> None:
+        self._ready = ready
+        self.reserve = reserve
+        self._taken: set[Ticket] = set()
+        self._lower = 0
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._taken)
+
+    @property
+    def ready(self) -> int:
+        """Slots that exist now."""
+        return self._ready()
+
+    @property
+    def free(self) -> int:
+        """Slots that exist and run nothing."""
+        return max(0, self._ready() - len(self._taken))
+
+    @property
+    def free_lower(self) -> int:
+        """Free slots that are not kept for realtime work."""
+        ready = self._ready()
+        return max(0, min(ready - len(self._taken), ready - self.reserve - self._lower))
+
+    def take(self, ticket: Ticket) -> None:
+        self._taken.add(ticket)
+        if not ticket.reserved:
+            self._lower += 1
+
+    def free_up(self, ticket: Ticket) -> bool:
+        """Free the ticket's slot; false if that has happened already."""
+        if ticket not in self._taken:
+            return False
+        self._taken.discard(ticket)
+        if not ticket.reserved:
+            self._lower -= 1
+        return True
+
+
+class SlotPool:
+    """A Celery pool that tells when a job takes a slot and when that slot is free again.
+
+    Every other attribute is the pool's own. The slot is taken in ``apply_async``, the one place every request passes,
+    and freed by result, error or hard time limit (prefork), by the future's own end (threads, also when the tracer
+    itself raises), or by the return of the call (solo).
+    """
+
+    _own = frozenset({"_pool", "_take", "_free", "_crashed"})
+
+    def __init__(
+        self,
+        pool: Any,
+        *,
+        take: Callable[[str], Ticket],
+        free: Callable[[Ticket], None],
+        crashed: Callable[[Ticket, object], None],
+    ) -> None:
+        self._pool = pool
+        self._take = take
+        self._free = free
+        self._crashed = crashed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self._own:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._pool, name, value)
+
+    def apply_async(
+        self,
+        target: Callable[..., object],
+        args: Any = None,
+        kwargs: Any = None,
+        *,
+        callback: Callable[..., object] | None = None,
+        error_callback: Callable[..., object] | None = None,
+        timeout_callback: Callable[..., object] | None = None,
+        correlation_id: str = "",
+        **options: Any,
+    ) -> Any:
+        ticket = self._take(correlation_id)
+
+        def on_result(*a: object, **k: object) -> object:
+            try:
+                return callback(*a, **k) if callback else None
+            finally:
+                if not in_thread:
+                    self._free(ticket)
+
+        def on_error(info: object, *a: object, **k: object) -> object:
+            try:
+                self._crashed(ticket, info)
+                return error_callback(info, *a, **k) if error_callback else None
+            finally:
+                self._free(ticket)
+
+        def on_timeout(soft: bool, timeout: float) -> object:
+            try:
+                return timeout_callback(soft, timeout) if timeout_callback else None
+            finally:
+                if not soft:
+                    self._free(ticket)
+
+        in_thread = False
+        try:
+            job = self._pool.apply_async(
+                target,
+                args,
+                kwargs,
+                callback=on_result,
+                error_callback=on_error,
+                timeout_callback=on_timeout,
+                correlation_id=correlation_id,
+                **options,
+            )
+        except BaseException:
+            self._free(ticket)
+            raise
+        future = getattr(job, "f", None)
+        if future is not None:
+            in_thread = True
+            future.add_done_callback(lambda _: self._free(ticket))
+        elif job is None:
+            self._free(ticket)
+        ticket.job = job
+        return job

@@ -1,0 +1,190 @@
+"""Where a worker's messages come from: the port that the dispatcher sees, and RabbitMQ behind it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inference_tasks.worker import seam
+
+if TYPE_CHECKING:
+    from inference_tasks.worker.intake import Delivery
+
+__all__ = ["AmqpSource", "Source"]
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[str, "Delivery | None"], None]
+
+
+class Source(Protocol):
+    """One broker, as the dispatcher uses it. No call waits for the broker.
+
+    ``on_answer(queue, message or None)`` is called once per asked queue, in the order of asking; ``on_push`` for a
+    message of a subscription, which may arrive after its ``unsubscribe``.
+    """
+
+    on_answer: Answer
+    on_push: Answer
+
+    def ask(self, queues: Sequence[str]) -> None:
+        """Ask for one message of each named queue, in this order."""
+
+    def subscribe(self, queues: Sequence[str]) -> None:
+        """Have at most one message of each named queue pushed."""
+
+    def unsubscribe(self, queues: Sequence[str]) -> None: ...
+
+    def give_back(self, message: Delivery) -> None:
+        """Return an unstarted message to its place in the queue."""
+
+    def drain(self) -> None:
+        """Take in what has arrived already, without waiting."""
+
+    def close(self) -> None: ...
+
+
+class _QueueChannel:
+    """One queue's channel: what happens to that queue can hurt no other."""
+
+    def __init__(self, queue: str, channel: Any, source: AmqpSource) -> None:
+        self.queue = queue
+        self.channel = channel
+        self._source = source
+        self.asked: deque[list[Any]] = deque()
+        seam.on_get_answers(channel, self._got)
+        seam.prefetch_one(channel)
+
+    def _got(self, raw: Any) -> None:
+        if self.asked:
+            self.asked.popleft()[1:] = [raw, True]
+
+    def consume(self) -> None:
+        self.channel.basic_consume(
+            self.queue, consumer_tag=self.queue, nowait=True, callback=self._pushed, on_cancel=self._cancelled
+        )
+
+    def cancel(self) -> None:
+        self.channel.basic_cancel(self.queue, nowait=True)
+
+    def _pushed(self, raw: Any) -> None:
+        self._source.on_push(self.queue, self._source.message(raw, self.channel))
+
+    def _cancelled(self, _tag: str) -> None:
+        logger.warning("the broker ended the subscription to %s; it counts as empty for now", self.queue)
+        self._source.on_lost(self.queue)
+
+
+class AmqpSource:
+    """RabbitMQ through the worker's own py-amqp connection, driven by Celery's event loop.
+
+    One channel per queue: a queue that is missing (404) or whose consumer timed out (406) closes its own channel only,
+    and what was unacknowledged on it is lost to that queue alone. Not one channel for all: a single missing queue would
+    return every running task of the worker. Answers of several channels may overtake each other; they are handed on in
+    the order of asking.
+    """
+
+    def __init__(self, connection: Any, accept: Sequence[str], on_lost: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._accept = seam.accepted_content(accept)
+        self._channels: dict[str, _QueueChannel] = {}
+        self._order: deque[list[Any]] = deque()
+        self.on_answer: Answer = lambda queue, message: None
+        self.on_push: Answer = lambda queue, message: None
+        self.on_lost = on_lost
+
+    def message(self, raw: Any, channel: Any) -> Any:
+        message = channel.message_to_python(raw)
+        message.accept = self._accept
+        return message
+
+    def ask(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            entry: list[Any] = [queue, None, False]
+            self._order.append(entry)
+            try:
+                channel = self._channel(queue)
+            except seam.CHANNEL_ERRORS as exc:
+                self._lost(queue, exc)
+                entry[2] = True
+                continue
+            channel.asked.append(entry)
+            seam.send_get(channel.channel, queue)
+
+    def subscribe(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            try:
+                self._channel(queue).consume()
+            except seam.CHANNEL_ERRORS as exc:
+                self._lost(queue, exc)
+
+    def unsubscribe(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            channel = self._channels.get(queue)
+            if channel is not None:
+                channel.cancel()
+
+    def give_back(self, message: Delivery) -> None:
+        seam.nack(message)
+
+    def drain(self) -> None:
+        """Read every frame that has arrived, then hand on the answers in the order of asking."""
+        while True:
+            try:
+                if not seam.read_frame(self._connection):
+                    break
+            except seam.CHANNEL_ERRORS as exc:
+                self._drop_closed(exc)
+        self._hand_on()
+
+    def wait(self, timeout_s: float) -> None:
+        """Like ``drain``, but first wait up to ``timeout_s`` seconds for something to arrive."""
+        try:
+            seam.read_frame(self._connection, timeout_s)
+        except seam.CHANNEL_ERRORS as exc:
+            self._drop_closed(exc)
+        self.drain()
+
+    def register(self, hub: Any, readable: Callable[[], None]) -> None:
+        """Read the socket from the event loop, all that has come at each turn."""
+        seam.read_by_hand(hub, self._connection, readable)
+
+    def finish(self, unanswered: Callable[[], int], timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for the answers that are still on their way."""
+        end = monotonic() + timeout_s
+        while unanswered() and monotonic() < end:
+            self.wait(0.05)
+
+    def _hand_on(self) -> None:
+        while self._order and self._order[0][2]:
+            queue, raw, _ = self._order.popleft()
+            self.on_answer(queue, None if raw is None else self.message(raw, self._channels[queue].channel))
+
+    def _channel(self, queue: str) -> _QueueChannel:
+        found = self._channels.get(queue)
+        if found is None:
+            found = self._channels[queue] = _QueueChannel(queue, self._connection.channel(), self)
+        return found
+
+    def _drop_closed(self, exc: BaseException) -> None:
+        for queue, channel in list(self._channels.items()):
+            if not channel.channel.is_open:
+                self._lost(queue, exc)
+
+    def _lost(self, queue: str, exc: BaseException) -> None:
+        """A queue's channel is gone: its answers count as empty, and the next use opens a new one."""
+        logger.warning("cannot read queue %s for now, it counts as empty: %s", queue, exc)
+        channel = self._channels.pop(queue, None)
+        for entry in channel.asked if channel else ():
+            entry[1:] = [None, True]
+        self.on_lost(queue)
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            if channel.channel.is_open:
+                seam.close_soon(channel.channel)
+        self._channels.clear()
+        self._order.clear()
