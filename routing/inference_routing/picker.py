@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from inference_routing.cost import CostModel
-from inference_routing.hierarchy import Offer, QueueNode, build, least_queue, offer_of
+from inference_routing.hierarchy import Offer, OfferedTier, QueueNode, build, least_queue, offer_of
 from inference_routing.lane import QueueKey
 from inference_routing.policy import Policy
 
@@ -128,7 +128,8 @@ class Picker:
             now_s: The caller's monotonic clock; the same clock as for `started`.
             among: Queues that this slot may serve and that are not known to be empty. An idle queue that is offered
                 counts as ready again and re-enters at the current virtual time. Leaving a queue out does not make it
-                idle: only `found_empty` and `mark_empty` do. Pass the same tuple or frozenset where you can: it is read once.
+                idle: only `found_empty` and `mark_empty` do. A tuple or frozenset that is passed again is not read
+                again.
 
         Returns:
             An open pick, or None if ``among`` is empty.
@@ -160,7 +161,7 @@ class Picker:
         return pick
 
     def found_empty(self, pick: Pick) -> None:
-        """Take the pick back whole: its queue had nothing, and is idle until `mark_ready`."""
+        """Take the pick back whole: its queue had nothing, and is idle until it is marked ready or offered."""
         queue = self._close(pick)
         self._recharge(pick, queue, 0)
         self._set_idle(queue)
@@ -202,7 +203,7 @@ class Picker:
                 self._costs.observe("", queue.key.tier, cost_s)
 
     def mark_empty(self, key: QueueKey) -> None:
-        """Say that the queue is known to be empty; an idle queue is never picked."""
+        """Say that the queue is known to be empty: it is idle until it is marked ready or offered."""
         self._set_idle(self._queue(key))
 
     def mark_ready(self, key: QueueKey) -> None:
