@@ -27,6 +27,7 @@ from inference_tasks.state.script import as_text
 __all__ = [
     "RECORD_FIELDS",
     "clean",
+    "failure_document",
     "pack_claimant",
     "pack_submit",
     "summed_rates",
@@ -71,8 +72,22 @@ def clean(text: str) -> str:
     return _SEPARATORS.sub(" ", text)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(value)
+def failure_document(
+    task_id: str, error_type: str, message: str, *, status: str = "FAILURE", module: str | None = None
+) -> str:
+    """Return Celery's result document of a task that ended with an error; ``announce`` in prelude.lua writes the same.
+
+    mirrors Backend._get_result_meta and Backend.prepare_exception of Celery.
+    """
+    document: dict[str, object] = {
+        "status": status,
+        "result": {"exc_type": error_type, "exc_message": [message], "exc_module": module},
+        "traceback": None,
+        "children": [],
+        "date_done": None,
+        "task_id": task_id,
+    }
+    return json.dumps(document)
 
 
 def pack_submit(prefix: str, tasks: Iterable[NewTask], unfinished_ttl_s: int) -> tuple[list[str], list[str | int]]:
@@ -82,12 +97,12 @@ def pack_submit(prefix: str, tasks: Iterable[NewTask], unfinished_ttl_s: int) ->
     for task_id, name, tier, tier_first, lane, generation, nonce, submitted_at_s, expires_at_s, _ in tasks:
         names.append(keys.task(prefix, task_id))
         if expires_at_s is None:
-            tail = "\x1f"
+            expires = ""
         elif submitted_at_s is None:
-            tail = f"\x1f{expires_at_s!r}"
+            expires = repr(expires_at_s)
         else:
-            tail = f"\x1f+{expires_at_s - submitted_at_s:.6f}"
-        args.append(f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{tail}")
+            expires = f"+{expires_at_s - submitted_at_s:.6f}"
+        args.append(f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}")
     return names, args
 
 
@@ -100,29 +115,33 @@ def unpack_submit(reply: object) -> list[SubmitAnswer]:
 def pack_claimant(claimant: Claimant) -> str:
     """Return what ``claim.lua`` and ``renew.lua`` take of a message."""
     task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first = claimant
-    limit = "" if crash_limit is None else crash_limit
     return (
-        f"{task_id}\x1f{name}\x1f{tier}\x1f{tier_first or tier}\x1f{lane}\x1f{generation}"
-        f"\x1f{_number(submitted_at_s)}\x1f{_number(expires_at_s)}\x1f{limit}"
+        f"{generation}\x1f{tier}\x1f{lane}\x1f{'' if crash_limit is None else crash_limit}"
+        f"\x1f{tier_first or tier}\x1f{task_id}\x1f{name}"
+        f"\x1f{'' if submitted_at_s is None else submitted_at_s}\x1f{'' if expires_at_s is None else expires_at_s}"
     )
 
 
 def unpack_claims(reply: object) -> list[Claim]:
     """Read the answer of ``claim.lua``."""
+    head, *lines = as_text(reply).split(RECORD)
+    now_text, until_text, token_text = head.split(FIELD)
+    now_s, held_until_s, common_token = float(now_text), float(until_text), int(token_text)
     claims = []
-    for line in as_text(reply).split(RECORD):
-        verdict, token, attempts, held_until_s, tier_first, wait_s, worker = line.split(FIELD)
-        claims.append(
-            Claim(
-                _VERDICTS[verdict],
-                int(token),
-                int(attempts),
-                float(held_until_s) if held_until_s else None,
-                tier_first,
-                float(wait_s) if wait_s else None,
-                worker or None,
+    for line in lines:
+        verdict, attempts, tier_first, *rest = line.split(FIELD)
+        if verdict == "run":
+            submitted, own_token = rest
+            wait_s = max(0.0, now_s - float(submitted)) if submitted else None
+            token = int(own_token) if own_token else common_token
+            claims.append(Claim(Verdict.RUN, token, int(attempts), held_until_s, tier_first, wait_s))
+        else:
+            token_text, held, holder = rest
+            until_s = float(held) if held else None
+            known_token = int(token_text)
+            claims.append(
+                Claim(_VERDICTS[verdict], known_token, int(attempts), until_s, tier_first, None, holder or None)
             )
-        )
     return claims
 
 

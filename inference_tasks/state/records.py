@@ -47,7 +47,10 @@ END_STATES: frozenset[str] = frozenset({State.SUCCESS, State.FAILED, State.CANCE
 
 
 class Verdict(StrEnum):
-    """What a claim came to. Only ``RUN`` may start the task."""
+    """What a claim came to. Only ``RUN`` may start the task.
+
+    ``CRASHED`` is also the answer to later messages of a task that its crashes have ended.
+    """
 
     RUN = "run"
     FINISHED = "finished"

@@ -19,6 +19,7 @@ from inference_tasks.state.records import (
     Crash,
     Finish,
     NewTask,
+    State,
     SubmitAnswer,
     TaskError,
     TaskRecord,
@@ -81,6 +82,7 @@ class TaskStore:
         self._finish = load("finish")
         self._get = load("get")
         self._workers = load("workers")
+        self._leave = load("leave")
         self._counter = load("counter")
 
     @classmethod
@@ -135,16 +137,14 @@ class TaskStore:
         prefix = self.prefix
         for claimant in claimants:
             names.append(keys.task(prefix, claimant[0]))
-            names.append(keys.result(prefix, claimant[0]))
             args.append(packing.pack_claimant(claimant))
         return packing.unpack_claims(self._claim.call(self._client, names, args))
 
-    def release(self, claims: Sequence[tuple[str, int]]) -> int:
-        """Give back claims, as (id, token), whose runs never started; return how many were still held."""
-        if not claims:
-            return 0
-        names = [keys.task(self.prefix, task_id) for task_id, _ in claims]
-        return int(self._release.call(self._client, names, [token for _, token in claims]))
+    def release(self, claims: Sequence[tuple[str, int]]) -> None:
+        """Give back claims, as (id, token), whose runs never started; those that are over already are left alone."""
+        if claims:
+            names = [keys.task(self.prefix, task_id) for task_id, _ in claims]
+            self._release.call(self._client, names, [token for _, token in claims])
 
     def crashed(self, task_id: str, token: int, worker: str) -> Crash:
         """Note that the run's process died without a report: one crash more, and the claim is given back.
@@ -152,18 +152,18 @@ class TaskStore:
         The task becomes ``pending``, or ``failed`` when its crash limit is reached. A claim that is over already
         changes nothing.
         """
-        names = (keys.task(self.prefix, task_id), keys.result(self.prefix, task_id))
+        names = (keys.task(self.prefix, task_id),)
         args = (token, self._max_crashes, self._finished_ttl_s, task_id)
         return packing.unpack_crash(self._crashed.call(self._client, names, args))
 
     def renew(
         self,
-        running: Sequence[tuple[str, int, Claimant]],
+        running: Sequence[tuple[str, int, Claimant | None]],
         worker: str,
         lease_s: float,
         heartbeat: WorkerBeat | None = None,
     ) -> list[str]:
-        """Extend the leases of ``running``, as (id, token, claimant), and note that the worker lives.
+        """Extend the leases of ``running``, as (id, token, what its message says), and note that the worker lives.
 
         Returns the ids whose claim is lost: somebody else holds the task, or it has ended. Records that Redis has
         lost are made again. The heartbeat is forgotten after ``lease_s`` seconds without another one.
@@ -180,7 +180,7 @@ class TaskStore:
         for task_id, token, claimant in running:
             names.append(keys.task(self.prefix, task_id))
             args.append(token)
-            args.append(packing.pack_claimant(claimant))
+            args.append(packing.pack_claimant(claimant or Claimant(task_id, "", "", "")))
         reply = as_text(self._renew.call(self._client, names, args))
         return [running[int(position) - 1][0] for position in reply.split(packing.RECORD)] if reply else []
 
@@ -269,6 +269,20 @@ class TaskStore:
         reply = as_text(self._get.call(self._client, names, packing.RECORD_FIELDS))
         lines = reply.split(packing.RECORD)
         return [packing.unpack_record(task_id, line) for task_id, line in zip(task_ids, lines, strict=True)]
+
+    def fail_unclaimed(self, task_id: str, *, name: str, tier: str, error_type: str, error: str) -> bool:
+        """Record that a task can never run, because its message is unfit; return whether the store now says so.
+
+        Those who wait for its result learn it too. Nothing happens to a task that has ended or that a claim holds.
+        """
+        meta = packing.failure_document(task_id, error_type, error)
+        return self.finish(
+            task_id, None, None, State.FAILED, {"type": error_type, "message": error}, meta, name=name, tier=tier
+        )
+
+    def leave(self, worker: str) -> None:
+        """Forget a worker's heartbeat: it ends on purpose."""
+        self._leave.call(self._client, (keys.workers(self.prefix), keys.worker(self.prefix, worker)), (worker,))
 
     def workers(self) -> list[WorkerBeat]:
         """Return the last heartbeat of every live worker, by the time it was seen."""

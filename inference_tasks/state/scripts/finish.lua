@@ -11,7 +11,7 @@
 
 local key, result_key = KEYS[1], KEYS[2]
 local token, generation, state = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local record = redis.call('HMGET', key, 'state', 'token', 'generation', 'held_until_s', 'failures', 'crashes')
+local record = redis.call('HMGET', key, 'state', 'token', 'generation', 'held_until_s', 'failures')
 local known = record[1]
 local now = clock()
 
@@ -52,7 +52,7 @@ if state ~= '' then
   end
   if token then set('token', ARGV[1]) end
   if state == 'failed' or state == 'retrying' then
-    set('failures', (tonumber(record[5]) or 0) + 1)
+    if token then set('failures', (tonumber(record[5]) or 0) + 1) end
     set('error_type', ARGV[4])
     set('error_message', ARGV[5])
   elseif record[5] then

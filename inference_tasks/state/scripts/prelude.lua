@@ -13,20 +13,30 @@ end
 local function whole(number) return string.format('%.0f', number) end
 local function moment(seconds) return string.format('%.6f', seconds) end
 
+-- tier_first, id, name, submitted_at_s, expires_at_s: the part of a message's fields that only a missing or an ending
+-- record needs, from position `from` on.
+local function described(text, from)
+  return string.match(text, '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)$', from)
+end
+
+-- Key of Celery's result document beside a record, as keys.py makes it; in the same hash slot.
+local function result_key(task_key) return string.sub(task_key, 1, -5) .. 'result' end
+
 -- mirrors Backend._get_result_meta of Celery: who waits for a result must also learn of an end no process reported.
-local function announce(result_key, ttl_s, id, status, exc_module, exc_type, message)
+local function announce(task_key, ttl_s, id, status, exc_module, exc_type, message)
   local meta = '{"status":"' .. status .. '","result":{"exc_type":"' .. exc_type .. '","exc_message":['
     .. cjson.encode(message) .. '],"exc_module":"' .. exc_module
     .. '"},"traceback":null,"children":[],"date_done":null,"task_id":' .. cjson.encode(id) .. '}'
-  redis.call('SET', result_key, meta, 'EX', ttl_s)
-  redis.call('PUBLISH', result_key, meta)
+  local key = result_key(task_key)
+  redis.call('SET', key, meta, 'EX', ttl_s)
+  redis.call('PUBLISH', key, meta)
 end
 
-local function fail_crashed(task_key, result_key, ttl_s, id, crashes, now)
+local function fail_crashed(task_key, ttl_s, id, crashes, now)
   local message = 'The worker process ended without a report, ' .. crashes .. ' times.'
   redis.call('HSET', task_key, 'state', 'failed', 'crashes', crashes, 'finished_at_s', moment(now),
     'error_type', 'WorkerLostError', 'error_message', message)
   redis.call('HDEL', task_key, 'held_until_s')
   redis.call('EXPIRE', task_key, ttl_s)
-  announce(result_key, ttl_s, id, 'FAILURE', 'billiard.exceptions', 'WorkerLostError', message)
+  announce(task_key, ttl_s, id, 'FAILURE', 'billiard.exceptions', 'WorkerLostError', message)
 end

@@ -21,9 +21,9 @@ for i = 1, #KEYS - 2 do
     redis.call('HSET', key, 'held_until_s', held_until)
   elseif not state or (not END[state] and not is_held and known_token < tonumber(token)) then
     if not state then
-      local id, name, tier, tier_first, lane, generation, submitted, expires, crash_limit = string.match(
-        ARGV[4 + 2 * i],
-        '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)$')
+      local generation, tier, lane, crash_limit, rest = string.match(ARGV[4 + 2 * i],
+        '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31()')
+      local tier_first, _, name, submitted, expires = described(ARGV[4 + 2 * i], rest)
       redis.call('HSET', key, 'name', name, 'tier', tier, 'tier_first', tier_first, 'lane', lane,
         'generation', generation, 'submitted_at_s', submitted, 'expires_at_s', expires)
       if crash_limit ~= '' then redis.call('HSET', key, 'crash_limit', crash_limit) end

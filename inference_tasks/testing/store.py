@@ -1,0 +1,435 @@
+"""A task store in memory, with the behaviour of the real one and a clock that tests move by hand.
+
+One contract suite runs on both, so what passes with this one passes with Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from inference_tasks.errors import StateUnavailableError, TaskNotFoundError
+from inference_tasks.state.packing import clean, failure_document, summed_rates
+from inference_tasks.state.records import (
+    DEFAULT_CRASH_LIMIT,
+    END_STATES,
+    Claim,
+    Claimant,
+    Crash,
+    Finish,
+    NewTask,
+    State,
+    SubmitAnswer,
+    TaskError,
+    TaskRecord,
+    Verdict,
+    WorkerBeat,
+)
+from inference_tasks.state.store import MAX_ERROR_CHARS
+
+__all__ = ["FakeTaskStore"]
+
+_LOST = "WorkerLostError"
+
+
+@dataclass
+class _Kept:
+    record: TaskRecord
+    nonce: str | None = None
+    crash_limit: int | None = None
+
+
+@dataclass
+class FakeTaskStore:
+    """Keeps records in a dictionary. Records never expire; ``now_s`` is its clock.
+
+    ``is_away`` makes every call raise ``StateUnavailableError``. ``results`` holds Celery's result documents by id,
+    ``announced`` their ids in the order in which they were published.
+    """
+
+    max_crashes: int = DEFAULT_CRASH_LIMIT
+    now_s: float = 1_000_000.0
+    is_away: bool = False
+    results: dict[str, bytes | str] = field(default_factory=dict)
+    announced: list[str] = field(default_factory=list)
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _beats: dict[str, tuple[WorkerBeat, float]] = field(default_factory=dict)
+    _stale: int = 0
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+    def forget_everything(self) -> None:
+        """Lose all, as Redis does by FLUSHALL."""
+        self._kept.clear()
+        self._beats.clear()
+        self.results.clear()
+        self._stale = 0
+
+    def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
+        """As ``TaskStore.submit``."""
+        self._reach()
+        answers = []
+        for task in tasks:
+            kept = self._kept.get(task.id)
+            if kept is not None:
+                answers.append(SubmitAnswer(False, kept.record.state))
+                continue
+            expires_at_s = task.expires_at_s
+            if expires_at_s is not None and task.submitted_at_s is not None:
+                expires_at_s = self.now_s + (expires_at_s - task.submitted_at_s)
+            record = _blank(
+                task.id,
+                name=task.name,
+                tier=task.tier,
+                tier_first=task.tier_first,
+                lane=task.lane,
+                generation=task.generation,
+                submitted_at_s=self.now_s,
+                expires_at_s=expires_at_s,
+            )
+            self._kept[task.id] = _Kept(record, nonce=task.nonce)
+            answers.append(SubmitAnswer(True, State.PENDING))
+        return answers
+
+    def retract(self, task_ids: Iterable[str], nonce: str) -> int:
+        """As ``TaskStore.retract``."""
+        self._reach()
+        gone = [
+            task_id
+            for task_id in task_ids
+            if (kept := self._kept.get(task_id)) and kept.nonce == nonce and kept.record.state == State.PENDING
+        ]
+        for task_id in gone:
+            del self._kept[task_id]
+        return len(gone)
+
+    def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]:
+        """As ``TaskStore.claim``."""
+        self._reach()
+        return [self._claim_one(claimant, worker, lease_s) for claimant in claimants]
+
+    def _claim_one(self, claimant: Claimant, worker: str, lease_s: float) -> Claim:
+        kept = self._kept.get(claimant.id)
+        if kept is None:
+            kept = self._kept[claimant.id] = _Kept(_from_message(claimant))
+        record = kept.record
+
+        def refuse(verdict: Verdict) -> Claim:
+            held = verdict == Verdict.HELD
+            found = kept.record
+            return Claim(
+                verdict,
+                found.token or 0,
+                found.attempts,
+                found.held_until_s if held else None,
+                found.tier_first,
+                None,
+                found.worker if held else None,
+            )
+
+        is_new_life = claimant.generation > record.generation
+        if claimant.generation < record.generation:
+            return refuse(Verdict.SUPERSEDED)
+        if record.state in END_STATES and not (is_new_life and record.state == State.FAILED):
+            if record.state in (State.CANCELLED, State.EXPIRED):
+                return refuse(Verdict(record.state))
+            by_crash = record.state == State.FAILED and record.error is not None and record.error["type"] == _LOST
+            return refuse(Verdict.CRASHED if by_crash else Verdict.FINISHED)
+        if self._is_held(record):
+            return refuse(Verdict.HELD)
+
+        if is_new_life:
+            record = replace(
+                record, generation=claimant.generation, failures=0, crashes=0, finished_at_s=None, error=None
+            )
+            self.results.pop(claimant.id, None)
+        elif record.state == State.PROCESSING:
+            record = replace(record, crashes=record.crashes + 1)
+            limit = self.max_crashes if claimant.crash_limit is None else claimant.crash_limit
+            if record.crashes >= limit:
+                self._fail_crashed(kept, record)
+                return refuse(Verdict.CRASHED)
+        kept.record = record
+        if record.expires_at_s is not None and record.expires_at_s <= self.now_s:
+            kept.record = replace(record, state=State.EXPIRED, finished_at_s=self.now_s, held_until_s=None)
+            self._announce(claimant.id, "REVOKED", "celery.exceptions", "TaskRevokedError", "expired")
+            return refuse(Verdict.EXPIRED)
+
+        token = max((record.token or 0) + 1, round(self.now_s * 1_000_000))
+        held_until_s = self.now_s + lease_s
+        if claimant.crash_limit is not None:
+            kept.crash_limit = claimant.crash_limit
+        kept.record = replace(
+            record,
+            state=State.PROCESSING,
+            token=token,
+            attempts=record.attempts + 1,
+            worker=worker,
+            held_until_s=held_until_s,
+            started_at_s=self.now_s,
+            tier=claimant.tier,
+            lane=claimant.lane,
+        )
+        wait_s = None
+        if record.attempts == 0 and record.submitted_at_s is not None:
+            wait_s = max(0.0, self.now_s - record.submitted_at_s)
+        return Claim(Verdict.RUN, token, record.attempts + 1, held_until_s, record.tier_first, wait_s)
+
+    def release(self, claims: Sequence[tuple[str, int]]) -> None:
+        """As ``TaskStore.release``."""
+        self._reach()
+        for task_id, token in claims:
+            kept = self._kept.get(task_id)
+            if kept and kept.record.state == State.PROCESSING and kept.record.token == token:
+                kept.record = replace(
+                    kept.record,
+                    state=State.PENDING,
+                    attempts=kept.record.attempts - 1,
+                    held_until_s=None,
+                    worker=None,
+                    started_at_s=None,
+                )
+
+    def crashed(self, task_id: str, token: int, worker: str) -> Crash:
+        """As ``TaskStore.crashed``."""
+        self._reach()
+        kept = self._kept.get(task_id)
+        if kept is None:
+            return Crash(0, False)
+        record = kept.record
+        if record.state != State.PROCESSING or record.token != token:
+            return Crash(record.crashes, record.is_finished)
+        record = replace(record, crashes=record.crashes + 1)
+        if record.crashes >= (self.max_crashes if kept.crash_limit is None else kept.crash_limit):
+            self._fail_crashed(kept, record)
+            return Crash(record.crashes, True)
+        kept.record = replace(record, state=State.PENDING, held_until_s=None, worker=None)
+        return Crash(record.crashes, False)
+
+    def renew(
+        self,
+        running: Sequence[tuple[str, int, Claimant | None]],
+        worker: str,
+        lease_s: float,
+        heartbeat: WorkerBeat | None = None,
+    ) -> list[str]:
+        """As ``TaskStore.renew``."""
+        self._reach()
+        if heartbeat is not None:
+            self._beats[worker] = (replace(heartbeat, seen_at_s=self.now_s), self.now_s + lease_s)
+        lost = []
+        for task_id, token, claimant in running:
+            kept = self._kept.get(task_id)
+            if kept and kept.record.state == State.PROCESSING and kept.record.token == token:
+                kept.record = replace(kept.record, held_until_s=self.now_s + lease_s)
+                continue
+            if kept is None:
+                claimant = claimant or Claimant(task_id, "", "", "")
+                kept = self._kept[task_id] = _Kept(_from_message(claimant), crash_limit=claimant.crash_limit)
+            elif kept.record.is_finished or self._is_held(kept.record) or (kept.record.token or 0) >= token:
+                lost.append(task_id)
+                continue
+            kept.record = replace(
+                kept.record,
+                state=State.PROCESSING,
+                token=token,
+                worker=worker,
+                held_until_s=self.now_s + lease_s,
+                started_at_s=self.now_s,
+                attempts=max(1, kept.record.attempts),
+            )
+        return lost
+
+    def finish(
+        self,
+        task_id: str,
+        token: int | None,
+        generation: int | None,
+        state: str | None,
+        error: TaskError | None = None,
+        meta: bytes | str | None = None,
+        result_ttl_s: float | None = None,
+        *,
+        name: str = "",
+        tier: str = "",
+        may_create: bool = True,
+    ) -> bool:
+        """As ``TaskStore.finish``."""
+        return self.write(
+            task_id, token, generation, state, error, meta, result_ttl_s, name=name, tier=tier, may_create=may_create
+        ).is_done
+
+    def write(
+        self,
+        task_id: str,
+        token: int | None,
+        generation: int | None,
+        state: str | None,
+        error: TaskError | None = None,
+        meta: bytes | str | None = None,
+        result_ttl_s: float | None = None,
+        *,
+        name: str = "",
+        tier: str = "",
+        may_create: bool = True,
+    ) -> Finish:
+        """As ``TaskStore.write``; lifetimes are not kept."""
+        self._reach()
+        kept = self._kept.get(task_id)
+        if kept is not None:
+            refused = self._refused(kept.record, token, generation, state)
+            if refused is not None:
+                self._stale += refused == Finish.STALE
+                return refused
+        elif state:
+            if not may_create:
+                return Finish.MISSING
+            made = _blank(task_id, name=name, tier=tier, tier_first=tier, lane="", generation=generation or 0)
+            kept = self._kept[task_id] = _Kept(replace(made, attempts=0 if token is None else 1))
+        if kept is not None and state:
+            is_failure = state in (State.FAILED, State.RETRYING)
+            shown: TaskError | None = None
+            if is_failure and error and error["type"]:
+                shown = {
+                    "type": clean(error["type"])[:MAX_ERROR_CHARS],
+                    "message": clean(error["message"])[:MAX_ERROR_CHARS],
+                }
+            kept.record = replace(
+                kept.record,
+                state=state,
+                token=kept.record.token if token is None else token,
+                failures=kept.record.failures + (is_failure and token is not None),
+                error=shown,
+                finished_at_s=self.now_s if state in END_STATES else kept.record.finished_at_s,
+                held_until_s=None,
+            )
+        if meta:
+            self.results[task_id] = meta
+            self.announced.append(task_id)
+        return Finish.WRITTEN
+
+    def _refused(
+        self, record: TaskRecord, token: int | None, generation: int | None, state: str | None
+    ) -> Finish | None:
+        known_token = record.token or 0
+        if generation is not None and generation < record.generation:
+            return Finish.STALE
+        if token is not None and token < known_token:
+            return Finish.STALE
+        if record.is_finished:
+            return Finish.REPEATED if token == known_token and record.state == state else Finish.ENDED
+        if token is None:
+            return Finish.HELD if state and self._is_held(record) else None
+        if token == known_token and record.state == state:
+            return Finish.REPEATED
+        if token == known_token and record.state != State.PROCESSING:
+            return Finish.STALE
+        return None
+
+    def get(self, task_id: str) -> TaskRecord:
+        """As ``TaskStore.get``."""
+        record = self.get_many((task_id,))[0]
+        if record is None:
+            raise TaskNotFoundError(task_id)
+        return record
+
+    def get_many(self, task_ids: Sequence[str]) -> list[TaskRecord | None]:
+        """As ``TaskStore.get_many``."""
+        self._reach()
+        return [kept.record if (kept := self._kept.get(task_id)) else None for task_id in task_ids]
+
+    def fail_unclaimed(self, task_id: str, *, name: str, tier: str, error_type: str, error: str) -> bool:
+        """As ``TaskStore.fail_unclaimed``."""
+        why: TaskError = {"type": error_type, "message": error}
+        meta = failure_document(task_id, error_type, error)
+        return self.finish(task_id, None, None, State.FAILED, why, meta, name=name, tier=tier)
+
+    def leave(self, worker: str) -> None:
+        """As ``TaskStore.leave``."""
+        self._reach()
+        self._beats.pop(worker, None)
+
+    def workers(self) -> list[WorkerBeat]:
+        """As ``TaskStore.workers``."""
+        self._reach()
+        live = [beat for beat, until_s in self._beats.values() if until_s > self.now_s]
+        return sorted(live, key=lambda beat: (beat.seen_at_s, beat.node))
+
+    def rates(self) -> dict[str, float]:
+        """As ``TaskStore.rates``."""
+        return summed_rates(self.workers())
+
+    def stale_writes(self) -> int:
+        """As ``TaskStore.stale_writes``."""
+        self._reach()
+        return self._stale
+
+    def _reach(self) -> None:
+        if self.is_away:
+            raise StateUnavailableError("the fake store is away")
+
+    def _is_held(self, record: TaskRecord) -> bool:
+        return record.state == State.PROCESSING and (record.held_until_s or 0.0) > self.now_s
+
+    def _fail_crashed(self, kept: _Kept, record: TaskRecord) -> None:
+        message = f"The worker process ended without a report, {record.crashes} times."
+        kept.record = replace(
+            record,
+            state=State.FAILED,
+            finished_at_s=self.now_s,
+            held_until_s=None,
+            error={"type": _LOST, "message": message},
+        )
+        self._announce(record.id, "FAILURE", "billiard.exceptions", _LOST, message)
+
+    def _announce(self, task_id: str, status: str, module: str, error_type: str, message: str) -> None:
+        self.results[task_id] = failure_document(task_id, error_type, message, status=status, module=module)
+        self.announced.append(task_id)
+
+
+def _blank(
+    task_id: str,
+    *,
+    name: str,
+    tier: str,
+    tier_first: str,
+    lane: str,
+    generation: int,
+    submitted_at_s: float | None = None,
+    expires_at_s: float | None = None,
+) -> TaskRecord:
+    return TaskRecord(
+        id=task_id,
+        name=name,
+        state=State.PENDING,
+        tier=tier,
+        tier_first=tier_first,
+        lane=lane,
+        generation=generation,
+        attempts=0,
+        failures=0,
+        crashes=0,
+        token=None,
+        worker=None,
+        submitted_at_s=submitted_at_s,
+        started_at_s=None,
+        finished_at_s=None,
+        expires_at_s=expires_at_s,
+        held_until_s=None,
+        error=None,
+    )
+
+
+def _from_message(claimant: Claimant) -> TaskRecord:
+    return _blank(
+        claimant.id,
+        name=claimant.name,
+        tier=claimant.tier,
+        tier_first=claimant.tier_first or claimant.tier,
+        lane=claimant.lane,
+        generation=claimant.generation,
+        submitted_at_s=claimant.submitted_at_s,
+        expires_at_s=claimant.expires_at_s,
+    )
