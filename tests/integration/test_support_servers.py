@@ -59,7 +59,7 @@ class TestRabbitMQNode:
         with _connect(node, "/") as connection:
             channel = connection.channel()
             channel.confirm_select()
-            channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+            channel.queue_declare("q", durable=True, auto_delete=False)
             channel.basic_publish_confirm(amqp.Message("kept", delivery_mode=2), routing_key="q", confirm_timeout=10)
         first = node.pid
 

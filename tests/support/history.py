@@ -22,7 +22,7 @@ Value: TypeAlias = str | int | float | bool | list[str] | list[int] | None
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: what, when (`at_s` unix, `mono_s` monotonic seconds of this machine), where, the writer's own fields."""
+    """One line: what, when (`at_s` unix, `mono_s` monotonic seconds), where, the writer's own fields."""
 
     event: str
     at_s: float

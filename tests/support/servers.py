@@ -125,6 +125,10 @@ class RabbitMQNode(Node):
     """One RabbitMQ broker with its management and prometheus plugins.
 
     `settings` are further lines of rabbitmq.conf, such as `{"consumer_timeout": "60000"}`. User and password are guest.
+
+    RabbitMQ 3.10 notes a new quorum queue in its directory of them (names.dets) some time after the declaration was
+    answered: a node killed within the same second comes back with a queue that answers no get. So let a quorum queue be
+    older than two seconds before `kill()`.
     """
 
     READY = ("Starting broker... completed", "completed with")
