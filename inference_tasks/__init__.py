@@ -1,1 +1,73 @@
-"""Three service classes for GPU inference on Celery and RabbitMQ."""
+"""Three service classes for GPU inference on Celery and RabbitMQ: the public names."""
+
+from inference_tasks.app import Inference, InferenceApp, adopt
+from inference_tasks.client import BatchSubmission, Call, RefusedCall, TaskHandle
+from inference_tasks.errors import (
+    BrokerUnavailableError,
+    BugError,
+    BusyError,
+    CallerError,
+    DeploymentError,
+    InferenceError,
+    InvalidArgumentsError,
+    MessageTooLargeError,
+    ModelLoadError,
+    OutcomeUnknownError,
+    PoolOptionError,
+    QueueFullError,
+    ResultTimeoutError,
+    SettingsError,
+    StateUnavailableError,
+    TaskFailedError,
+    TaskNotFoundError,
+    TopologyMismatchError,
+    UnknownOptionError,
+    UnknownTierError,
+)
+from inference_tasks.models import Model
+from inference_tasks.settings import Settings, load_settings
+from inference_tasks.state.records import TaskRecord
+from inference_tasks.task import InferenceTask, Submitter
+
+__all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
+    # the app
+    "InferenceApp",
+    "adopt",
+    "Inference",
+    "Settings",
+    "load_settings",
+    # tasks and models
+    "InferenceTask",
+    "Submitter",
+    "Call",
+    "Model",
+    # what a submit returns
+    "TaskHandle",
+    "TaskRecord",
+    "BatchSubmission",
+    "RefusedCall",
+    # errors: the caller must change something
+    "CallerError",
+    "InvalidArgumentsError",
+    "MessageTooLargeError",
+    "TaskNotFoundError",
+    "UnknownOptionError",
+    "UnknownTierError",
+    # errors: the caller may ask again
+    "BusyError",
+    "BrokerUnavailableError",
+    "OutcomeUnknownError",
+    "QueueFullError",
+    "ResultTimeoutError",
+    "StateUnavailableError",
+    # errors: somebody must change the deployment
+    "DeploymentError",
+    "ModelLoadError",
+    "PoolOptionError",
+    "SettingsError",
+    "TopologyMismatchError",
+    # errors: beside the families
+    "InferenceError",
+    "TaskFailedError",
+    "BugError",
+]

@@ -13,6 +13,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
+from inference_routing.tier import UnknownTierError as CoreUnknownTierError
+
 __all__ = [
     "BrokerUnavailableError",
     "BugError",
@@ -130,12 +132,11 @@ class UnknownOptionError(CallerError, TypeError):
         self.nearest = guess
 
 
-class UnknownTierError(CallerError, ValueError):
-    """A tier name that does not exist, with the nearest one that does."""
+class UnknownTierError(CallerError, CoreUnknownTierError):
+    """A tier name that does not exist (``name``), with the nearest one that does (``nearest``)."""
 
-    def __init__(self, message: str, *, tier: str) -> None:
-        super().__init__(message)
-        self.tier = tier
+    def __init__(self, name: str) -> None:
+        CoreUnknownTierError.__init__(self, name)
 
 
 # The caller may ask again.

@@ -1,21 +1,29 @@
 """Settings of a deployment: the tree, and how it is read."""
 
-from inference_tasks.settings.reading import load_settings
+from inference_tasks.settings.document import settings_document
+from inference_tasks.settings.reading import CONFIG_VARIABLE, find_file, load_settings
 from inference_tasks.settings.tree import (
     BrokerSettings,
+    SettingRow,
     Settings,
     StateSettings,
     TierSettings,
     TiersSettings,
     WorkerSettings,
+    masked,
 )
 
 __all__ = [
+    "CONFIG_VARIABLE",
     "BrokerSettings",
+    "SettingRow",
     "Settings",
     "StateSettings",
     "TierSettings",
     "TiersSettings",
     "WorkerSettings",
+    "find_file",
     "load_settings",
+    "masked",
+    "settings_document",
 ]

@@ -6,18 +6,32 @@ The texts here are the only description of the settings: the commented ``config/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
-__all__ = ["BrokerSettings", "Settings", "StateSettings", "TierSettings", "TiersSettings", "WorkerSettings"]
+from inference_routing.policy import Policy
+from inference_routing.tier import Overflow, Tier
+from inference_routing.topology import Topology, build_topology
+
+__all__ = [
+    "BrokerSettings",
+    "SettingRow",
+    "Settings",
+    "StateSettings",
+    "TierSettings",
+    "TiersSettings",
+    "WorkerSettings",
+    "masked",
+]
 
 T = TypeVar("T")
 
 QueueType = Literal["quorum", "classic"]
-Overflow = Literal["reject-publish", "drop-head"]
 SECRET = "********"
+CONSUMER_TIMEOUT_MARGIN_S = 300.0
+CONSUMER_TIMEOUT_SINCE = (3, 12)
 
 
 def setting(
@@ -35,9 +49,11 @@ def setting(
 
 
 def masked(url: str | None) -> str | None:
-    """Return the URL with its password, and anything in its query, hidden."""
+    """Return the URL (or URLs, separated by semicolons) with its password, and anything in its query, hidden."""
     if url is None:
         return None
+    if ";" in url:
+        return ";".join(masked(one) or "" for one in url.split(";"))
     parts = urlsplit(url)
     head, at, host = parts.netloc.rpartition("@")
     user, colon, _ = head.partition(":")
@@ -196,9 +212,9 @@ class WorkerSettings(_Masked):
     )
     max_crashes: int = setting(
         3,
-        "How many times a task may take its process down (crash, out of memory) before it is set aside as failed. "
-        "0: not once more after the first.",
-        minimum=0,
+        "How many times a task may take its process down (crash, out of memory) before it has failed for good. 1: the "
+        "first crash ends it. Too high: a task that always crashes keeps killing processes and the models they hold.",
+        minimum=1,
     )
     longest_run_s: float = setting(
         1500.0,
@@ -280,10 +296,80 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.state.prefix:
-            from dataclasses import replace
-
             object.__setattr__(self, "state", replace(self.state, prefix=f"{self.namespace}:"))
 
     def origin(self, path: str) -> str:
         """Tell where the value of a setting came from: ``default``, a file, a variable or ``argument``."""
         return self.origins.get(path, "default")
+
+    def as_rows(self) -> list[SettingRow]:
+        """Return every setting with its value and origin, secrets masked, in the order of the declarations."""
+        return list(_rows(self, "", self.origins))
+
+    @property
+    def management_url(self) -> str | None:
+        """The address of the management API: as set, else the broker's host and user on port 15672."""
+        if self.broker.management_url or not self.broker.url or not self.broker.url.startswith(("amqp", "pyamqp")):
+            return self.broker.management_url
+        parts = urlsplit(self.broker.url.partition(";")[0])
+        user = parts.netloc.rpartition("@")[0] or "guest:guest"
+        host = parts.hostname or "localhost"
+        host = f"[{host}]" if ":" in host else host
+        # The TLS port of the management plugin is 15671 by convention.
+        scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
+        return f"{scheme}://{user}@{host}:{port}"
+
+    def policy(self) -> Policy:
+        """Return what the worker's picker needs to know of the tiers."""
+        return Policy(
+            tiers=tuple(
+                Tier(
+                    name=name,
+                    weight=one.weight,
+                    floor=one.floor,
+                    bound=one.bound,
+                    overflow=one.overflow,
+                    ages_after_s=one.ages_after_s,
+                )
+                for name, one in self.tiers.items()
+            ),
+            share=self.worker.share,
+        )
+
+    def topology(self, rabbitmq_version: tuple[int, ...] | None = None) -> Topology:
+        """Return the exchange, queues and bindings as data.
+
+        Args:
+            rabbitmq_version: of the broker, for example ``(3, 13, 7)``. From 3.12 queues carry their consumer timeout;
+                unknown (None) or older, they do not, because an argument the broker does not know makes them differ.
+        """
+        timeout_ms = None
+        if rabbitmq_version is not None and rabbitmq_version >= CONSUMER_TIMEOUT_SINCE:
+            timeout_ms = int((self.worker.longest_run_s + CONSUMER_TIMEOUT_MARGIN_S) * 1000)
+        return build_topology(
+            self.policy(),
+            self.namespace,
+            queue_type={name: one.queue_type or self.broker.queue_type for name, one in self.tiers.items()},
+            bounds=self.broker.bounds,
+            consumer_timeout_ms=timeout_ms,
+        )
+
+
+class SettingRow(NamedTuple):
+    """One line of ``inference-tasks settings show``: dotted path, value (secrets masked), where it came from."""
+
+    path: str
+    value: object
+    origin: str
+
+
+def _rows(node: Any, prefix: str, origins: Mapping[str, str]) -> Iterator[SettingRow]:
+    for one in fields(node):
+        path, value = f"{prefix}{one.name}", getattr(node, one.name)
+        if path == "origins":
+            continue
+        if is_dataclass(value):
+            yield from _rows(value, f"{path}.", origins)
+        else:
+            shown = masked(value) if one.metadata["secret"] else value
+            yield SettingRow(path, shown, origins.get(path, "default"))

@@ -1,0 +1,419 @@
+"""The app: Celery with tiers, as a class of its own or added to an app that exists."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from celery import Celery
+from celery.app.defaults import SETTING_KEYS
+
+from inference_routing.policy import Policy
+from inference_routing.topology import Topology
+from inference_tasks.broker.addressing import TierDoor
+from inference_tasks.broker.celery_amqp import open_door
+from inference_tasks.broker.publisher import Publisher, redis_records
+from inference_tasks.celery_settings import AMQP_CLASS, RESULT_BACKEND, celery_defaults, celery_problems
+from inference_tasks.client import Client, TaskHandle
+from inference_tasks.errors import DeploymentError, SettingsError, UnknownOptionError
+from inference_tasks.models import ModelDecorator, load_all
+from inference_tasks.routes import TierRouter
+from inference_tasks.settings import Settings, find_file, load_settings, masked
+from inference_tasks.state.backend import RecordBackend
+from inference_tasks.state.records import TaskRecord
+from inference_tasks.state.store import TaskStore
+from inference_tasks.task import InferenceDecorator, InferenceTask
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+    from inference_tasks.worker.source import Source
+
+__all__ = ["Inference", "InferenceApp", "adopt", "broker_in_use", "inference_of", "inferences_named_like"]
+
+STATE_URL = "redis://localhost:6379/0"
+_STATE_SCHEMES = ("redis", "rediss", "redis+socket", "socket", "unix", "sentinel")
+
+# Celery carries its configuration into the processes it starts, and what is said in code with it. Its reports hide the
+# value of what has SECRET in its name: there may be a password in a URL.
+_OVERRIDES_KEY = "inference_settings_secret"
+RECORD_BACKEND = f"{__name__}:record_backend"
+_ATTRIBUTE = "_inference_tasks"
+
+_every_inference: weakref.WeakSet[Inference] = weakref.WeakSet()
+
+
+class Inference:
+    """What the tiers add to one Celery app. Made by ``adopt``; an ``InferenceApp`` has its own.
+
+    Nothing is read or connected before it is needed: settings at the first use of Celery's configuration, the broker
+    and Redis at the first submit or look-up.
+
+    Attributes:
+        celery_app: the app.
+        inference: the decorator that turns a function into a task with a tier.
+        model: the decorator that turns a loading function into a model handle.
+    """
+
+    def __init__(self, celery_app: Celery) -> None:
+        self.celery_app = celery_app
+        self.inference = InferenceDecorator(celery_app)
+        self.model = ModelDecorator()
+        self._settings: Settings | None = None
+        _every_inference.add(self)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in use, with the broker's and the state's address filled in."""
+        if self._settings is None:
+            # Reading any value of Celery's configuration makes it final, and calls configure() on the way.
+            self.celery_app.conf.get("broker_url")
+        if self._settings is None:
+            raise DeploymentError("Celery's configuration was made final without the settings of the tiers.")
+        return self._settings
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The tiers as the picker wants them."""
+        return self.settings.policy()
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The exchange and queues as data."""
+        return self.settings.topology()
+
+    @cached_property
+    def queue_by_lane(self) -> Mapping[tuple[str, str], str]:
+        """{(tier, lane): queue}."""
+        return MappingProxyType(_queue_by_lane(self.topology))
+
+    @cached_property
+    def store(self) -> TaskStore:
+        """The state of tasks; safe to share between threads."""
+        return self.new_store()
+
+    def new_store(self) -> TaskStore:
+        """Return a store with a connection of its own, for a thread that must not wait for others."""
+        state = self.settings.state
+        return TaskStore.from_url(
+            cast(str, state.url),
+            state.prefix,
+            unfinished_ttl_s=state.unfinished_ttl_s,
+            finished_ttl_s=state.finished_ttl_s,
+            max_crashes=self.settings.worker.max_crashes,
+            socket_timeout_s=state.socket_timeout_s,
+        )
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """The one publisher of this app; everything that is sent goes through it."""
+        settings = self.settings
+        return Publisher(
+            cast(str, settings.broker.url),
+            state=redis_records(
+                cast(str, settings.state.url),
+                settings.state.prefix,
+                unfinished_ttl_s=settings.state.unfinished_ttl_s,
+                socket_timeout_s=settings.state.socket_timeout_s,
+            ),
+            rates=self.store.rates,
+            declare=self.declare_topology,
+            exchanges=[settings.namespace],
+            confirm_timeout_s=settings.broker.confirm_timeout_s,
+            connect_timeout_s=settings.broker.connect_timeout_s,
+            heartbeat_s=settings.broker.heartbeat_s,
+            max_body_bytes=settings.broker.max_body_bytes,
+        )
+
+    @cached_property
+    def client(self) -> Client:
+        """Submits tasks and looks them up."""
+        return Client(self.celery_app, self.settings, self.publisher, self.store, self.queue_by_lane)
+
+    def door(self) -> TierDoor:
+        """What Celery's own publishing needs to know of the tiers."""
+        return TierDoor(
+            publisher=self.publisher,
+            exchange=self.settings.namespace,
+            queue_by_lane=self.queue_by_lane,
+            bounds={name: one.bound for name, one in self.settings.tiers.items()},
+            delay_prefix=self.topology.delay_prefix,
+        )
+
+    def handle(self, task_id: str) -> TaskHandle[object]:
+        """Return a handle on a task by its id; nothing is looked up yet."""
+        return TaskHandle(task_id, self.client)
+
+    def status(self, task_id: str) -> TaskRecord:
+        """Look a task up by its id; see ``TaskHandle.status``."""
+        return self.client.status(task_id)
+
+    def result(self, task_id: str, *, timeout_s: float | None = None) -> object:
+        """Wait for a task's result by its id; see ``TaskHandle.result``."""
+        return self.client.result(task_id, timeout_s=timeout_s)
+
+    def load_models(self) -> None:
+        """Load and warm up the models in this process; see ``inference_tasks.models.load_all``."""
+        load_all(self.celery_app)
+
+    def declare_topology(self) -> None:
+        """Declare what is missing of the exchange and the queues; what differs is logged and used as it is."""
+        from inference_tasks.broker.topology import declare
+
+        declare(self.topology, cast(str, self.settings.broker.url))
+
+    def new_source(self, connection: Connection, on_lost: Callable[[str], None]) -> Source:
+        """Return what a worker takes messages from, over its own connection.
+
+        Args:
+            connection: open, driven by the worker's event loop.
+            on_lost: called with the name of a queue whose unacknowledged messages have gone back.
+        """
+        from inference_tasks.worker.source import AmqpSource
+
+        return AmqpSource(connection, self.celery_app.conf.accept_content, on_lost)
+
+    def configure(self) -> dict[str, object]:
+        """Read the settings and return what they say for Celery's configuration. Called by Celery, once.
+
+        Raises:
+            SettingsError: with every problem of the settings and of Celery's own configuration.
+        """
+        conf = self.celery_app.conf
+        settings = load_settings(conf.get(_OVERRIDES_KEY) or {}, os.environ, find_file(os.environ))
+        problems = list(celery_problems(conf))
+        settings = _with_state(settings, conf.result_backend, problems)
+        settings = _with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
+        if problems:
+            raise SettingsError(problems)
+        topology = settings.topology()
+        router = TierRouter(self.celery_app, settings.default_tier, _queue_by_lane(topology))
+        defaults = celery_defaults(conf, settings, topology, router)
+        # Defaults come after what was set on app.conf itself; these must not.
+        for key in ("result_backend", "result_backend_transport_options", "task_routes"):
+            if conf.value_set_for(key):
+                conf[key] = defaults[key]
+        self._settings = settings
+        return defaults
+
+    def _configure_or_stay_unconfigured(self) -> dict[str, object]:
+        try:
+            return self.configure()
+        except BaseException:
+            # Celery counts the configuration as final by now and would go on without the tiers at the next access.
+            self.celery_app.configured = False
+            self.celery_app.conf = None
+            self.celery_app.add_defaults(self._configure_or_stay_unconfigured)
+            raise
+
+
+def broker_in_use(settings: Settings) -> str:
+    """Return the broker's address when none is configured: the one place where that is decided.
+
+    Raises:
+        DeploymentError: there is none.
+    """
+    raise DeploymentError(
+        "No broker is configured. Either set its address: INFERENCE_BROKER__URL=amqp://user:password@host:5672/vhost, or "
+        "broker.url in inference.toml. Or use the embedded broker, for development without RabbitMQ: install "
+        '"inference-tasks[embedded]" and start it with `inference-tasks dev`.'
+    )
+
+
+def adopt(celery_app: Celery, **overrides: object) -> Inference:
+    """Add the tiers to an existing Celery app; call it where the app is made. Calling it again changes nothing.
+
+    Args:
+        celery_app: the app. What its configuration says explicitly stays, unless it would break a promise.
+        overrides: settings by section, such as ``tiers={"realtime": {"bound": 50}}`` or ``broker={"url": …}``.
+
+    Raises:
+        SettingsError: if the app has read its configuration already and it breaks a promise; else at first use.
+    """
+    existing = getattr(celery_app, _ATTRIBUTE, None)
+    if isinstance(existing, Inference):
+        return existing
+    inference = Inference(celery_app)
+    _take_over(celery_app)
+    open_door(celery_app, inference.door)
+    if overrides:
+        celery_app.conf[_OVERRIDES_KEY] = overrides
+    if celery_app.configured:
+        celery_app.add_defaults(inference.configure)
+    else:
+        celery_app.add_defaults(inference._configure_or_stay_unconfigured)
+    setattr(celery_app, _ATTRIBUTE, inference)
+    return inference
+
+
+def inference_of(celery_app: Celery) -> Inference:
+    """Return what the tiers added to the app; an app that Celery rebuilt in a new process is adopted again."""
+    # Celery hands out proxies of the current app.
+    current = getattr(celery_app, "_get_current_object", None)
+    return adopt(current() if current is not None else celery_app)
+
+
+def record_backend(app: Celery, url: str | None = None) -> RecordBackend:
+    """Return the result backend for the app's state store, wherever its address was set."""
+    return RecordBackend(app=app, url=inference_of(app).settings.state.url)
+
+
+def inferences_named_like(celery_app: Celery) -> list[Inference]:
+    """Return the app's own, and those of other instances of the same app in this process.
+
+    In a process that was started anew (``spawn``) there are two: the one Celery rebuilt, and the one that the user's
+    module made, which the models are registered with.
+    """
+    own = inference_of(celery_app)
+    return [own, *(one for one in list(_every_inference) if one is not own and one.celery_app.main == celery_app.main)]
+
+
+def _take_over(celery_app: Celery) -> None:
+    """Put our classes where Celery asks for them."""
+    stock_amqp, stock_task = Celery.amqp_cls, Celery.task_cls
+    if celery_app.amqp_cls not in (stock_amqp, AMQP_CLASS):
+        raise SettingsError([f"The app has an AMQP class of its own, {celery_app.amqp_cls!r}; the tiers need theirs."])
+    celery_app.amqp_cls = AMQP_CLASS
+    # Not by result_backend alone: CELERY_RESULT_BACKEND would replace it, even before the configuration is read.
+    celery_app.backend_cls = RECORD_BACKEND
+    if celery_app.task_cls == stock_task:
+        celery_app.task_cls = InferenceTask
+    # Celery keeps what it has made of these classes.
+    for made in ("amqp", "Task"):
+        vars(celery_app).pop(made, None)
+
+
+def _queue_by_lane(topology: Topology) -> dict[tuple[str, str], str]:
+    return {(queue.tier, queue.lane): queue.name for queue in topology.queues if queue.tier and queue.lane}
+
+
+def _with_state(settings: Settings, result_backend: object, problems: list[str]) -> Settings:
+    found = result_backend if isinstance(result_backend, str) else ""
+    # What an app was rebuilt from in a new process names our own.
+    found = "" if found == RECORD_BACKEND else found.removeprefix(RESULT_BACKEND).removeprefix("+")
+    if found and found.partition("://")[0] not in _STATE_SCHEMES:
+        problems.append(
+            f"Celery's result_backend is {masked(found)}; results are kept beside the state of the tasks, in Redis. "
+            "Remove it, or set a redis:// address."
+        )
+    elif found and settings.state.url and found != settings.state.url:
+        problems.append(
+            f"state.url ({settings.origin('state.url')}) and Celery's result_backend name two different places, "
+            f"{masked(settings.state.url)} and {masked(found)}. Remove one."
+        )
+    origin = settings.origin("state.url") if settings.state.url else "Celery's result_backend" if found else "default"
+    url = settings.state.url or found or STATE_URL
+    return replace(
+        settings, state=replace(settings.state, url=url), origins={**settings.origins, "state.url": origin}
+    )
+
+
+def _with_broker(settings: Settings, celery_url: object, problems: list[str], *, is_needed: bool) -> Settings:
+    found = ";".join(celery_url) if isinstance(celery_url, list | tuple) else str(celery_url or "")
+    url, origin = settings.broker.url, settings.origin("broker.url")
+    if url and found and url != found:
+        problems.append(
+            f"broker.url ({origin}) and Celery's broker_url (or CELERY_BROKER_URL) name two different brokers, "
+            f"{masked(url)} and {masked(found)}. Remove one."
+        )
+    if not url and found:
+        url, origin = found, "Celery's broker_url"
+    if not url and is_needed:
+        url, origin = broker_in_use(settings), "embedded"
+    return replace(
+        settings, broker=replace(settings.broker, url=url), origins={**settings.origins, "broker.url": origin}
+    )
+
+
+_SECTIONS = ("broker", "state", "worker", "tiers", "default_tier", "namespace")
+_CELERY_PARAMETERS = tuple(
+    name
+    for name, parameter in inspect.signature(Celery.__init__).parameters.items()
+    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name not in ("self", *_SECTIONS)
+)
+
+
+class InferenceApp(Celery):
+    """A Celery app with tiers: everything of Celery, and ``inference``, ``model``, ``status`` and ``result`` beside it.
+
+    Settings are read at first use, never at import.
+    """
+
+    def __init__(
+        self,
+        main: str | None = None,
+        *,
+        broker: str | Mapping[str, object] | None = None,
+        state: str | Mapping[str, object] | None = None,
+        worker: Mapping[str, object] | None = None,
+        tiers: Mapping[str, Mapping[str, object]] | None = None,
+        default_tier: str | None = None,
+        namespace: str | None = None,
+        config_namespace: str | None = None,
+        **celery_options: object,
+    ) -> None:
+        """Make the app; nothing is read or connected yet.
+
+        Args:
+            main: name of the app, and of the module that runs as ``__main__``.
+            broker: the settings of section ``broker``, or its URL alone.
+            state: the settings of section ``state``, or its URL alone.
+            worker: the settings of section ``worker``.
+            tiers: {tier: its settings}.
+            default_tier: tier of tasks that name none.
+            namespace: first part of the names of exchange and queues.
+            config_namespace: what Celery calls ``namespace``: the prefix of the keys of its configuration source.
+            celery_options: other options of ``Celery(...)``, and keys of its configuration.
+
+        Raises:
+            UnknownOptionError: an option that neither knows, with the nearest one that exists.
+        """
+        for option in celery_options:
+            if option not in _CELERY_PARAMETERS and option not in SETTING_KEYS:
+                known = (*_SECTIONS, "config_namespace", *_CELERY_PARAMETERS, *SETTING_KEYS)
+                raise UnknownOptionError(option, known, where="InferenceApp()")
+        sections: dict[str, object] = {
+            "broker": {"url": broker} if isinstance(broker, str) else broker,
+            "state": {"url": state} if isinstance(state, str) else state,
+            "worker": worker,
+            "tiers": tiers,
+            "default_tier": default_tier,
+            "namespace": namespace,
+        }
+        given = {name: value for name, value in sections.items() if value is not None}
+        options = cast("dict[str, Any]", celery_options)
+        if given:
+            options["changes"] = {**(options.get("changes") or {}), _OVERRIDES_KEY: given}
+        super().__init__(main, namespace=config_namespace, **options)
+        self._inference = adopt(self)
+        self.inference = self._inference.inference
+        self.model = self._inference.model
+
+    def __reduce_keys__(self) -> dict[str, Any]:
+        """Return the constructor's arguments that rebuild this app in another process."""
+        keys = super().__reduce_keys__()
+        keys["config_namespace"] = keys.pop("namespace", None)
+        return keys
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in use."""
+        return self._inference.settings
+
+    def handle(self, task_id: str) -> TaskHandle[object]:
+        """Return a handle on a task by its id; nothing is looked up yet."""
+        return self._inference.handle(task_id)
+
+    def status(self, task_id: str) -> TaskRecord:
+        """Look a task up by its id; see ``TaskHandle.status``."""
+        return self._inference.status(task_id)
+
+    def result(self, task_id: str, *, timeout_s: float | None = None) -> object:
+        """Wait for a task's result by its id; see ``TaskHandle.result``."""
+        return self._inference.result(task_id, timeout_s=timeout_s)

@@ -1,0 +1,286 @@
+"""The task class behind ``@app.inference``: an ordinary Celery task that can also be submitted by tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
+
+from celery import Task
+
+from inference_tasks.errors import CallerError, UnknownOptionError
+from inference_tasks.routes import full_tier_name
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from inference_tasks.client import BatchSubmission, Call, Client, TaskHandle
+
+__all__ = ["InferenceDecorator", "InferenceTask", "SubmitOptions", "Submitter"]
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """What can be said of one submit beside the arguments of the function.
+
+    Attributes:
+        tier: instead of the task's own; names and aliases.
+        task_id: instead of a new one. Submitting one id twice is harmless: it runs once.
+        timeout_s: seconds from now after which the caller is gone; the task is not started later than that.
+        confirm_timeout_s: longest this submit may take, instead of ``broker.confirm_timeout_s``.
+    """
+
+    tier: str | None = None
+    task_id: str | None = None
+    timeout_s: float | None = None
+    confirm_timeout_s: float | None = None
+
+    def checked(self) -> SubmitOptions:
+        """Return the options with the tier's full name.
+
+        Raises:
+            CallerError: a value that cannot be meant.
+        """
+        for name in ("timeout_s", "confirm_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise CallerError(f"{name}: expected a number of seconds above 0, found {value!r}.")
+        if self.task_id is not None and not 0 < len(self.task_id) <= 255:
+            raise CallerError(f"task_id: expected 1 to 255 characters, found {len(self.task_id)}.")
+        return replace(self, tier=full_tier_name(self.tier)) if self.tier is not None else self
+
+
+SUBMIT_OPTIONS = tuple(SubmitOptions.__dataclass_fields__)
+
+
+class InferenceTask(Task[P, R]):
+    """A Celery task with a tier.
+
+    Called, it runs in place, like the function. ``delay``, ``apply_async``, ``s`` and the rest of Celery work on it;
+    ``submit`` is the same with typed outcomes and without Celery's options.
+
+    Attributes:
+        tier: full name of its tier, None for the default tier.
+        timeout_s: seconds from each submit after which it is not started any more, None for never.
+        max_crashes: runs that may end without a report before it has failed, None for ``worker.max_crashes``.
+    """
+
+    tier: str | None = None
+    timeout_s: float | None = None
+    max_crashes: int | None = None
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Submit one call with exactly the function's arguments, and return when the broker has stored it.
+
+        Raises:
+            InvalidArgumentsError, MessageTooLargeError: nothing was sent; the call must change.
+            QueueFullError, BrokerUnavailableError, StateUnavailableError: not accepted; try again later.
+            OutcomeUnknownError: perhaps accepted; submitting the same ``task_id`` again is harmless.
+        """
+        return self.options().submit(*args, **kwargs)
+
+    async def submit_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Submit one call from a coroutine; see ``submit``."""
+        return await self.options().submit_async(*args, **kwargs)
+
+    def submit_many(
+        self,
+        calls: Iterable[Call | tuple[object, ...] | Mapping[str, object]],
+        *,
+        tier: str | None = None,
+        timeout_s: float | None = None,
+        confirm_timeout_s: float | None = None,
+    ) -> BatchSubmission[R]:
+        """Submit many calls in one go; see ``Submitter.submit_many``."""
+        options = self.options(tier=tier, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s)
+        return options.submit_many(calls)
+
+    async def submit_many_async(
+        self,
+        calls: Iterable[Call | tuple[object, ...] | Mapping[str, object]],
+        *,
+        tier: str | None = None,
+        timeout_s: float | None = None,
+        confirm_timeout_s: float | None = None,
+    ) -> BatchSubmission[R]:
+        """Submit many calls from a coroutine; see ``Submitter.submit_many``."""
+        options = self.options(tier=tier, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s)
+        return await options.submit_many_async(calls)
+
+    def options(
+        self,
+        *,
+        tier: str | None = None,
+        task_id: str | None = None,
+        timeout_s: float | None = None,
+        confirm_timeout_s: float | None = None,
+        **unknown: Never,
+    ) -> Submitter[P, R]:
+        """Return something to submit with, under these options: ``classify.options(tier="offline").submit("cat.png")``.
+
+        Raises:
+            UnknownOptionError: an option that does not exist, with the nearest one that does.
+            UnknownTierError: a tier that does not exist.
+        """
+        for option in unknown:
+            raise UnknownOptionError(option, SUBMIT_OPTIONS, where=f"{self.name}.options()")
+        chosen = SubmitOptions(tier=tier, task_id=task_id, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s)
+        return Submitter(self, chosen.checked())
+
+
+class Submitter(Generic[P, R]):
+    """A task together with the options of a submit."""
+
+    def __init__(self, task: InferenceTask[P, R], options: SubmitOptions) -> None:
+        self._task = task
+        self._options = options
+
+    @property
+    def _client(self) -> Client:
+        # Not at the top: the app's module imports this one.
+        from inference_tasks.app import inference_of
+
+        return inference_of(self._task.app).client
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Submit one call; see ``InferenceTask.submit``."""
+        return self._client.submit(self._task, args, kwargs, self._options)
+
+    async def submit_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Submit one call from a coroutine, on whichever loop that runs; see ``InferenceTask.submit``."""
+        return await self._client.submit_async(self._task, args, kwargs, self._options)
+
+    def submit_many(self, calls: Iterable[Call | tuple[object, ...] | Mapping[str, object]]) -> BatchSubmission[R]:
+        """Submit many calls, all on their way at once, and report what became of each.
+
+        Each item is a tuple of positional arguments, a mapping of keyword arguments, or a ``Call`` with both and an id.
+        A call that is refused touches no other. Nothing is sent if any call does not fit the task.
+
+        Raises:
+            InvalidArgumentsError: a call that does not fit the signature or JSON; names its index.
+        """
+        return self._client.submit_many(self._task, calls, self._options)
+
+    async def submit_many_async(
+        self, calls: Iterable[Call | tuple[object, ...] | Mapping[str, object]]
+    ) -> BatchSubmission[R]:
+        """Submit many calls from a coroutine; see ``submit_many``."""
+        return await self._client.submit_many_async(self._task, calls, self._options)
+
+
+class InferenceDecorator:
+    """``@app.inference``, bare or with options."""
+
+    def __init__(self, celery_app: Celery) -> None:
+        self._celery_app = celery_app
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> InferenceTask[P, R]: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        bind: None = None,
+        tier: str | None = None,
+        timeout_s: float | None = None,
+        time_limit_s: float | None = None,
+        soft_time_limit_s: float | None = None,
+        max_attempts: int | None = None,
+        max_crashes: int | None = None,
+        name: str | None = None,
+        ignore_result: bool | None = None,
+        throws: tuple[type[Exception], ...] = (),
+        autoretry_for: tuple[type[Exception], ...] = (),
+        rate_limit: str | None = None,
+        check_arguments: bool = True,
+        **unknown: Never,
+    ) -> Callable[[Callable[P, R]], InferenceTask[P, R]]: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        bind: bool,
+        tier: str | None = None,
+        timeout_s: float | None = None,
+        time_limit_s: float | None = None,
+        soft_time_limit_s: float | None = None,
+        max_attempts: int | None = None,
+        max_crashes: int | None = None,
+        name: str | None = None,
+        ignore_result: bool | None = None,
+        throws: tuple[type[Exception], ...] = (),
+        autoretry_for: tuple[type[Exception], ...] = (),
+        rate_limit: str | None = None,
+        check_arguments: bool = True,
+        **unknown: Never,
+    ) -> Callable[[Callable[Concatenate[InferenceTask[..., object], P], R]], InferenceTask[P, R]]: ...
+
+    def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Turn a function into a task.
+
+        Args:
+            function: the function; given by the bare ``@app.inference``.
+            options: ``tier`` (name or alias; default: the setting ``default_tier``), ``timeout_s`` (not started later
+                than this after its submit), ``time_limit_s`` and ``soft_time_limit_s`` (the longest a run may take: hard,
+                and raising SoftTimeLimitExceeded), ``max_attempts`` (runs that may fail), ``max_crashes``, ``name``,
+                ``bind`` (the task is the first argument), ``ignore_result``, ``throws``, ``autoretry_for``,
+                ``rate_limit``, ``check_arguments`` (against the signature, before anything is sent).
+
+        Raises:
+            UnknownOptionError: an option that does not exist, with the nearest one that does.
+            UnknownTierError: a tier that does not exist.
+            CallerError: a value that cannot be meant.
+        """
+        chosen = _task_options(options)
+        # Lazy, as in Celery: nothing of the configuration is read before the task is used.
+        create = partial(self._celery_app.task, base=InferenceTask, **chosen)
+        return create()(function) if function is not None else create()
+
+
+_CELERY_NAMES: Mapping[str, str] = {
+    "tier": "tier",
+    "timeout_s": "timeout_s",
+    "time_limit_s": "time_limit",
+    "soft_time_limit_s": "soft_time_limit",
+    "max_attempts": "max_retries",
+    "max_crashes": "max_crashes",
+    "name": "name",
+    "bind": "bind",
+    "ignore_result": "ignore_result",
+    "throws": "throws",
+    "autoretry_for": "autoretry_for",
+    "rate_limit": "rate_limit",
+    "check_arguments": "typing",
+}
+
+
+def _task_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the decorator's options and give them the names that Celery knows."""
+    chosen: dict[str, Any] = {}
+    for option, value in options.items():
+        if option not in _CELERY_NAMES:
+            raise UnknownOptionError(option, _CELERY_NAMES, where="@app.inference")
+        if value is None:
+            continue
+        if option.endswith("_s") and not 0 < value < float("inf"):
+            raise CallerError(f"@app.inference: {option}: expected a number of seconds above 0, found {value!r}.")
+        if option in ("max_attempts", "max_crashes") and (not isinstance(value, int) or value < 1):
+            raise CallerError(f"@app.inference: {option}: expected a whole number above 0, found {value!r}.")
+        if option == "tier":
+            value = full_tier_name(value)
+        if option == "max_attempts":
+            # Celery counts the tries after the first.
+            value -= 1
+        chosen[_CELERY_NAMES[option]] = value
+    soft, hard = chosen.get("soft_time_limit"), chosen.get("time_limit")
+    if soft is not None and hard is not None and soft > hard:
+        raise CallerError(
+            f"@app.inference: soft_time_limit_s: expected at most time_limit_s ({hard:g}), found {soft:g}."
+        )
+    return cast("dict[str, Any]", chosen)
