@@ -103,7 +103,9 @@ class Node(ABC):
         self.process.resume()
 
     def close(self) -> None:
-        """End the server and remove its directory."""
+        """End the server at once, since nothing of it is kept, and remove its directory."""
+        if self.process.is_running:
+            self.process.kill()
         self.process.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -247,8 +249,8 @@ class RabbitMQNode(Node):
         return done.stdout
 
     def close_all_connections(self, reason: str = "closed by a test") -> None:
-        """Close every client connection from the broker's side."""
-        self.ctl("close_all_connections", reason)
+        """Close every client connection of every virtual host from the broker's side."""
+        self.ctl("close_all_connections", "--global", reason)
 
 
 class RedisNode(Node):
