@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference_routing.admission import retry_after_s
 from inference_tasks.errors import (
     BrokerUnavailableError,
     InferenceError,
@@ -17,6 +18,7 @@ from inference_tasks.errors import (
 from inference_tasks.state.records import NewTask
 
 __all__ = [
+    "PERSISTENT",
     "Accepted",
     "Declaration",
     "ExchangeDeclaration",
@@ -167,7 +169,7 @@ def error_for(
                 tier=tier or outgoing.routing_key,
                 limit=bound,
                 reason=reason,
-                retry_after_s=max(1, -(-bound // 100) / drained_per_s) if bound and drained_per_s else 1.0,
+                retry_after_s=retry_after_s(bound, drained_per_s) if bound is not None else 1.0,
                 task_id=outgoing.task_id,
             )
         case TooLarge(size_bytes=size_bytes, limit_bytes=limit_bytes):

@@ -32,6 +32,8 @@ WINDOW = 4096
 
 RATES_FRESH_S = 1.0
 
+_UNDER_WAY = (Stage.WAITING, Stage.RECORDED)
+
 
 class StatePort(Protocol):
     """What the publisher needs of the state store; used in its loop only."""
@@ -77,12 +79,12 @@ class _Lane:
         self.wanted.set()
 
     def take(self, limit: int, *, bulk: bool) -> list[Flight]:
-        """Take up to ``limit`` messages that are not settled yet."""
+        """Take up to ``limit`` messages that nobody has given up."""
         taken: list[Flight] = []
         for waiting in (self._urgent, self._bulk) if bulk else (self._urgent,):
             while waiting and len(taken) < limit:
                 flight = waiting.popleft()
-                if flight.stage is not Stage.SETTLED:
+                if flight.stage in _UNDER_WAY:
                     taken.append(flight)
         return taken
 
@@ -158,6 +160,9 @@ class Pipeline:
             self._give_up(ticket.flights, "the publisher was closed")
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
+        for ticket in list(self._open_tickets):
+            for flight in ticket.flights:
+                self._settle(flight, Unknown("the publisher was closed"))
         if self._state is not None:
             await self._state.aclose()
         await self._loop.shutdown_default_executor()
@@ -244,7 +249,7 @@ class Pipeline:
                 reachable.append(flight)
         is_writable = await self._link.writable()
         # Waiting may have taken long (alarms): what is settled by now must not be sent.
-        due = [flight for flight in reachable if flight.stage is not Stage.SETTLED]
+        due = [flight for flight in reachable if flight.stage in _UNDER_WAY]
         if not due:
             return
         if not is_writable:
@@ -275,6 +280,7 @@ class Pipeline:
         else:
             if not self._refused:
                 self._in_background(self._settle_refused())
+            flight.stage = Stage.LEAVING
             self._refused.append(flight)
 
     async def _settle_refused(self) -> None:
@@ -340,8 +346,9 @@ class Pipeline:
             if flight.stage is Stage.WRITTEN:
                 self._settle(flight, Unknown(reason))
             elif flight.stage is Stage.RECORDED and flight.created:
+                flight.stage = Stage.LEAVING
                 recorded.append(flight)
-            else:
+            elif flight.stage in _UNDER_WAY:
                 self._settle(flight, Unavailable(reason))
         if recorded:
             self._in_background(self._take_back(recorded, reason))

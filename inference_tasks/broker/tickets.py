@@ -23,11 +23,12 @@ class Verdict(Enum):
 
 
 class Stage(Enum):
-    """How far a message has come; only forwards."""
+    """How far a message has come. LEAVING: its outcome is certain, and waits for its record to be taken back."""
 
     WAITING = auto()
     RECORDED = auto()
     WRITTEN = auto()
+    LEAVING = auto()
     SETTLED = auto()
 
 

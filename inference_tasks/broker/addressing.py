@@ -1,0 +1,185 @@
+"""Where a task message goes: its tier, its lane, its delay, and the header that says so."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from kombu.transport.native_delayed_delivery import calculate_routing_key, level_name
+
+from inference_tasks.broker.publisher import Publisher
+from inference_tasks.errors import CallerError
+from inference_tasks.routes import HEADER, choose, full_tier_name
+from inference_tasks.state.records import NewTask
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Address", "TierDoor", "TierRequest", "address", "delay_address"]
+
+_DELAYED_KEY = re.compile(r"^(?:[01]\.){28}")
+
+# One bit for each level of kombu's delayed delivery.
+LONGEST_DELAY_S = 2**28 - 1
+
+
+@dataclass(frozen=True)
+class TierDoor:
+    """All that publishing into the tiers needs to know.
+
+    Attributes:
+        exchange: the topic exchange of the tiers.
+        queue_by_lane: {(tier, lane): queue name, which is its routing key too}.
+        bounds: {tier: messages that may wait in its ``fresh`` lane}.
+        delay_prefix: of kombu's native delayed delivery.
+    """
+
+    publisher: Publisher
+    exchange: str
+    queue_by_lane: Mapping[tuple[str, str], str]
+    bounds: Mapping[str, int]
+    delay_prefix: str
+    lane_by_queue: Mapping[str, tuple[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        lanes = {queue: lane for lane, queue in self.queue_by_lane.items()}
+        object.__setattr__(self, "lane_by_queue", lanes)
+
+    def lane_of(self, routing_key: str) -> tuple[str, str] | None:
+        """Return tier and lane of a routing key, delayed or not; None if it leads to no queue of the tiers."""
+        return self.lane_by_queue.get(_DELAYED_KEY.sub("", routing_key, count=1))
+
+
+@dataclass(frozen=True, slots=True)
+class TierRequest:
+    """What one call asked for.
+
+    Attributes:
+        tier: at the call, by name or alias.
+        timeout_s: at the call or of the task.
+        by_worker: published by a worker process outside of any running task.
+    """
+
+    tier: str | None = None
+    timeout_s: float | None = None
+    crash_limit: int | None = None
+    by_worker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Exchange and routing key of a task message, its header, and its record."""
+
+    exchange: str
+    routing_key: str
+    tier: str
+    header: Mapping[str, object]
+    task: NewTask
+
+
+def delay_address(delay_prefix: str, queue: str, delay_s: int) -> tuple[str, str]:
+    """Return exchange and routing key under which a message reaches ``queue`` after ``delay_s`` seconds.
+
+    It enters at the level of the highest set bit; entering at the top would cost a hop for each of 28 levels.
+    """
+    if delay_s > LONGEST_DELAY_S:
+        raise CallerError(f"A delay may have at most {LONGEST_DELAY_S} seconds, {delay_s} were asked for.")
+    level = level_name(delay_s.bit_length() - 1, delay_prefix)  # type: ignore[call-arg]  # its stub is older
+    return level, calculate_routing_key(delay_s, queue)
+
+
+def address(
+    app: Celery, door: TierDoor, lane: tuple[str, str], headers: Mapping[str, object], request: TierRequest
+) -> Address:
+    """Decide tier, lane and delay of a task message that is routed to ``lane``.
+
+    Tier: asked for at the call > of the message that is published again > of the queue it was routed to. Lane: what a
+    worker publishes, and what comes back later, is admitted work and goes to ``returned``, which is never full.
+    """
+    now_s = time.time()
+    task_id, name = str(headers["id"]), str(headers["task"])
+    prior = _prior(app, task_id, headers)
+    routed_tier, routed_lane = lane
+    tier = routed_tier
+    if request.tier is not None:
+        tier = full_tier_name(request.tier)
+    elif isinstance(prior.get("tier"), str):
+        tier = full_tier_name(str(prior["tier"]))
+    choice = choose(app, request.tier, tier, tier)
+    delay_s = _delay_s(headers.get("eta"), now_s)
+    by_worker = choice.by_worker or request.by_worker
+    if prior.get("lane") == "aged" or routed_lane == "aged":
+        to_lane = "aged"
+    elif by_worker or prior or delay_s or routed_lane == "returned":
+        to_lane = "returned"
+    else:
+        to_lane = "fresh"
+    submitted_at_s = _number(prior.get("submitted_at_s")) or now_s
+    expires_at_s = _number(prior.get("expires_at_s"))
+    if not prior:
+        expires_at_s = _earliest(
+            now_s + request.timeout_s if request.timeout_s is not None else None, _moment_s(headers.get("expires"))
+        )
+    generation = prior.get("gen")
+    header: dict[str, object] = {
+        "v": 1,
+        "tier": tier,
+        "tier_first": prior.get("tier_first") or tier,
+        "asked": choice.asked or prior.get("asked"),
+        "lane": to_lane,
+        "gen": generation if isinstance(generation, int) else 0,
+        "submitted_at_s": submitted_at_s,
+        "expires_at_s": expires_at_s,
+        "crash_limit": prior.get("crash_limit", request.crash_limit),
+    }
+    queue = door.queue_by_lane[tier, to_lane]
+    exchange, routing_key = delay_address(door.delay_prefix, queue, delay_s) if delay_s else (door.exchange, queue)
+    task = NewTask(
+        id=task_id,
+        name=name,
+        tier=tier,
+        tier_first=str(header["tier_first"]),
+        lane=to_lane,
+        generation=generation if isinstance(generation, int) else 0,
+        nonce=secrets.token_hex(8),
+        submitted_at_s=submitted_at_s,
+        expires_at_s=expires_at_s,
+        worker_published=by_worker,
+    )
+    return Address(exchange, routing_key, tier, header, task)
+
+
+def _prior(app: Celery, task_id: str, headers: Mapping[str, object]) -> Mapping[str, object]:
+    """Return our header of the same task's earlier message (a retry), or nothing."""
+    prior = headers.get(HEADER)
+    running = app.current_worker_task
+    if not isinstance(prior, Mapping) or (running is not None and running.request.id != task_id):
+        # Somebody handed the headers of the running task on to another task.
+        return {}
+    return prior
+
+
+def _delay_s(eta: object, now_s: float) -> int:
+    """Whole seconds until ``eta``, rounded up: late by less than a second, early never."""
+    due_s = _moment_s(eta)
+    return max(0, math.ceil(due_s - now_s)) if due_s is not None else 0
+
+
+def _moment_s(moment: object) -> float | None:
+    if not isinstance(moment, str) or not moment:
+        return None
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _earliest(*moments: float | None) -> float | None:
+    return min((one for one in moments if one is not None), default=None)
