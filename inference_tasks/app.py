@@ -6,7 +6,6 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -16,34 +15,32 @@ from celery.app.defaults import SETTING_KEYS
 
 from inference_routing.policy import Policy
 from inference_routing.topology import Topology
+from inference_tasks.addresses import RECORD_BACKEND, with_broker, with_state
 from inference_tasks.broker.addressing import TierDoor
 from inference_tasks.broker.celery_amqp import open_door
 from inference_tasks.broker.publisher import Publisher, redis_records
-from inference_tasks.celery_settings import AMQP_CLASS, RESULT_BACKEND, celery_defaults, celery_problems
+from inference_tasks.broker.topology import broker_version, declare
+from inference_tasks.celery_settings import AMQP_CLASS, TASK_CLASS, celery_defaults, celery_problems
 from inference_tasks.client import Client, TaskHandle
 from inference_tasks.errors import DeploymentError, SettingsError, UnknownOptionError
 from inference_tasks.models import ModelDecorator, load_all
 from inference_tasks.routes import TierRouter
-from inference_tasks.settings import Settings, find_file, load_settings, masked
+from inference_tasks.settings import Settings, find_file, load_settings
 from inference_tasks.state.backend import RecordBackend
 from inference_tasks.state.records import TaskRecord
 from inference_tasks.state.store import TaskStore
-from inference_tasks.task import InferenceDecorator, InferenceTask
+from inference_tasks.task import InferenceDecorator
 
 if TYPE_CHECKING:
     from kombu import Connection
 
     from inference_tasks.worker.source import Source
 
-__all__ = ["Inference", "InferenceApp", "adopt", "broker_in_use", "inference_of", "inferences_named_like"]
-
-STATE_URL = "redis://localhost:6379/0"
-_STATE_SCHEMES = ("redis", "rediss", "redis+socket", "socket", "unix", "sentinel")
+__all__ = ["Inference", "InferenceApp", "adopt", "inference_of", "inferences_named_like"]
 
 # Celery carries its configuration into the processes it starts, and what is said in code with it. Its reports hide the
 # value of what has SECRET in its name: there may be a password in a URL.
 _OVERRIDES_KEY = "inference_settings_secret"
-RECORD_BACKEND = f"{__name__}:record_backend"
 _ATTRIBUTE = "_inference_tasks"
 
 _every_inference: weakref.WeakSet[Inference] = weakref.WeakSet()
@@ -134,6 +131,8 @@ class Inference:
     @cached_property
     def client(self) -> Client:
         """Submits tasks and looks them up."""
+        if problems := self.task_problems():
+            raise SettingsError(problems)
         return Client(self.celery_app, self.settings, self.publisher, self.store, self.queue_by_lane)
 
     def door(self) -> TierDoor:
@@ -158,15 +157,31 @@ class Inference:
         """Wait for a task's result by its id; see ``TaskHandle.result``."""
         return self.client.result(task_id, timeout_s=timeout_s)
 
+    def task_problems(self) -> list[str]:
+        """Say which registered tasks ask for what the settings do not allow."""
+        longest_s = self.settings.worker.longest_run_s
+        return [
+            f"Task {name}: time_limit_s is {task.time_limit:g}, but the queues allow for {longest_s:g} s. Lower it, or "
+            "raise worker.longest_run_s for all workers and clients."
+            for name, task in sorted(self.celery_app.tasks.items())
+            if task.time_limit is not None and task.time_limit > longest_s
+        ]
+
     def load_models(self) -> None:
         """Load and warm up the models in this process; see ``inference_tasks.models.load_all``."""
         load_all(self.celery_app)
 
     def declare_topology(self) -> None:
         """Declare what is missing of the exchange and the queues; what differs is logged and used as it is."""
-        from inference_tasks.broker.topology import declare
-
-        declare(self.topology, cast(str, self.settings.broker.url))
+        broker = self.settings.broker
+        url = cast(str, broker.url)
+        version = broker_version(url, connect_timeout_s=broker.connect_timeout_s)
+        declare(
+            self.settings.topology(version),
+            url,
+            management_url=self.settings.management_url,
+            connect_timeout_s=broker.connect_timeout_s,
+        )
 
     def new_source(self, connection: Connection, on_lost: Callable[[str], None]) -> Source:
         """Return what a worker takes messages from, over its own connection.
@@ -188,8 +203,8 @@ class Inference:
         conf = self.celery_app.conf
         settings = load_settings(conf.get(_OVERRIDES_KEY) or {}, os.environ, find_file(os.environ))
         problems = list(celery_problems(conf))
-        settings = _with_state(settings, conf.result_backend, problems)
-        settings = _with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
+        settings = with_state(settings, conf.result_backend, problems)
+        settings = with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
         if problems:
             raise SettingsError(problems)
         topology = settings.topology()
@@ -207,23 +222,10 @@ class Inference:
             return self.configure()
         except BaseException:
             # Celery counts the configuration as final by now and would go on without the tiers at the next access.
-            self.celery_app.configured = False
+            self.celery_app.configured = False  # type: ignore[attr-defined]  # public, but not in its stub
             self.celery_app.conf = None
             self.celery_app.add_defaults(self._configure_or_stay_unconfigured)
             raise
-
-
-def broker_in_use(settings: Settings) -> str:
-    """Return the broker's address when none is configured: the one place where that is decided.
-
-    Raises:
-        DeploymentError: there is none.
-    """
-    raise DeploymentError(
-        "No broker is configured. Either set its address: INFERENCE_BROKER__URL=amqp://user:password@host:5672/vhost, or "
-        "broker.url in inference.toml. Or use the embedded broker, for development without RabbitMQ: install "
-        '"inference-tasks[embedded]" and start it with `inference-tasks dev`.'
-    )
 
 
 def adopt(celery_app: Celery, **overrides: object) -> Inference:
@@ -244,7 +246,7 @@ def adopt(celery_app: Celery, **overrides: object) -> Inference:
     open_door(celery_app, inference.door)
     if overrides:
         celery_app.conf[_OVERRIDES_KEY] = overrides
-    if celery_app.configured:
+    if celery_app.configured:  # type: ignore[attr-defined]  # public, but not in its stub
         celery_app.add_defaults(inference.configure)
     else:
         celery_app.add_defaults(inference._configure_or_stay_unconfigured)
@@ -283,7 +285,7 @@ def _take_over(celery_app: Celery) -> None:
     # Not by result_backend alone: CELERY_RESULT_BACKEND would replace it, even before the configuration is read.
     celery_app.backend_cls = RECORD_BACKEND
     if celery_app.task_cls == stock_task:
-        celery_app.task_cls = InferenceTask
+        celery_app.task_cls = TASK_CLASS
     # Celery keeps what it has made of these classes.
     for made in ("amqp", "Task"):
         vars(celery_app).pop(made, None)
@@ -291,44 +293,6 @@ def _take_over(celery_app: Celery) -> None:
 
 def _queue_by_lane(topology: Topology) -> dict[tuple[str, str], str]:
     return {(queue.tier, queue.lane): queue.name for queue in topology.queues if queue.tier and queue.lane}
-
-
-def _with_state(settings: Settings, result_backend: object, problems: list[str]) -> Settings:
-    found = result_backend if isinstance(result_backend, str) else ""
-    # What an app was rebuilt from in a new process names our own.
-    found = "" if found == RECORD_BACKEND else found.removeprefix(RESULT_BACKEND).removeprefix("+")
-    if found and found.partition("://")[0] not in _STATE_SCHEMES:
-        problems.append(
-            f"Celery's result_backend is {masked(found)}; results are kept beside the state of the tasks, in Redis. "
-            "Remove it, or set a redis:// address."
-        )
-    elif found and settings.state.url and found != settings.state.url:
-        problems.append(
-            f"state.url ({settings.origin('state.url')}) and Celery's result_backend name two different places, "
-            f"{masked(settings.state.url)} and {masked(found)}. Remove one."
-        )
-    origin = settings.origin("state.url") if settings.state.url else "Celery's result_backend" if found else "default"
-    url = settings.state.url or found or STATE_URL
-    return replace(
-        settings, state=replace(settings.state, url=url), origins={**settings.origins, "state.url": origin}
-    )
-
-
-def _with_broker(settings: Settings, celery_url: object, problems: list[str], *, is_needed: bool) -> Settings:
-    found = ";".join(celery_url) if isinstance(celery_url, list | tuple) else str(celery_url or "")
-    url, origin = settings.broker.url, settings.origin("broker.url")
-    if url and found and url != found:
-        problems.append(
-            f"broker.url ({origin}) and Celery's broker_url (or CELERY_BROKER_URL) name two different brokers, "
-            f"{masked(url)} and {masked(found)}. Remove one."
-        )
-    if not url and found:
-        url, origin = found, "Celery's broker_url"
-    if not url and is_needed:
-        url, origin = broker_in_use(settings), "embedded"
-    return replace(
-        settings, broker=replace(settings.broker, url=url), origins={**settings.origins, "broker.url": origin}
-    )
 
 
 _SECTIONS = ("broker", "state", "worker", "tiers", "default_tier", "namespace")

@@ -16,9 +16,10 @@ from inference_routing.tier import TIER_NAMES
 from inference_routing.topology import Topology
 from inference_tasks.settings import Settings
 
-__all__ = ["AMQP_CLASS", "CONSUMER_CLASS", "RESULT_BACKEND", "celery_defaults", "celery_problems"]
+__all__ = ["AMQP_CLASS", "CONSUMER_CLASS", "RESULT_BACKEND", "TASK_CLASS", "celery_defaults", "celery_problems"]
 
 AMQP_CLASS = "inference_tasks.broker.celery_amqp:InferenceAMQP"
+TASK_CLASS = "inference_tasks.task:InferenceTask"
 CONSUMER_CLASS = "inference_tasks.worker.consumer:InferenceConsumer"
 RESULT_BACKEND = "inference_tasks.state.backend:RecordBackend"
 
@@ -30,7 +31,7 @@ class CeleryConf(Protocol):
 
     def value_set_for(self, key: str) -> bool: ...
 
-    def get(self, key: str, default: object = None) -> object: ...
+    def get(self, key: str, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,17 @@ def _only_json(found: object) -> bool:
     return names is None or (isinstance(names, Iterable) and all(name in _JSON for name in names))
 
 
+def _not_false(found: object) -> bool:
+    return found is not False
+
+
 _PROMISES: Mapping[str, Promise] = {
     "worker_consumer": Promise(CONSUMER_CLASS, "it takes messages by tier"),
     "task_acks_late": Promise(True, "accepted work would be lost with the worker that holds it"),
     "task_reject_on_worker_lost": Promise(True, "accepted work would be lost when a process is killed"),
     "task_acks_on_failure_or_timeout": Promise(True, "a task that raises would come back for ever"),
-    "task_acks_on_failure": Promise(None, "a task that raises would come back for ever", lambda found: found is not False),
-    "task_acks_on_timeout": Promise(None, "a task that hangs would come back for ever", lambda found: found is not False),
+    "task_acks_on_failure": Promise(None, "a task that raises would come back for ever", _not_false),
+    "task_acks_on_timeout": Promise(None, "a task that hangs would come back for ever", _not_false),
     "accept_content": Promise(["json"], "other encodings can run code that a message brings along", _only_json),
     "result_accept_content": Promise(None, "other encodings can run code that a result brings along", _only_json),
     "task_serializer": Promise("json", "workers accept JSON only", _only_json),

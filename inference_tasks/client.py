@@ -21,7 +21,7 @@ from inference_tasks.errors import (
 )
 from inference_tasks.routes import Choice, choose
 from inference_tasks.state.records import State, TaskRecord
-from inference_tasks.submission import Lineage, MessageTemplate, checked_arguments
+from inference_tasks.submission import NO_LINEAGE, Lineage, MessageTemplate, checked_arguments
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -167,7 +167,11 @@ class Client:
         self._templates: dict[tuple[str, Choice], MessageTemplate] = {}
 
     def submit(
-        self, task: InferenceTask[..., R], args: tuple[object, ...], kwargs: Mapping[str, object], options: SubmitOptions
+        self,
+        task: InferenceTask[..., R],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: SubmitOptions,
     ) -> TaskHandle[R]:
         """Submit one call; see ``InferenceTask.submit``."""
         outgoing = self._outgoing(task, args, kwargs, options)
@@ -175,7 +179,11 @@ class Client:
         return TaskHandle(outgoing.task_id, self)
 
     async def submit_async(
-        self, task: InferenceTask[..., R], args: tuple[object, ...], kwargs: Mapping[str, object], options: SubmitOptions
+        self,
+        task: InferenceTask[..., R],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: SubmitOptions,
     ) -> TaskHandle[R]:
         """Submit one call from a coroutine."""
         outgoing = self._outgoing(task, args, kwargs, options)
@@ -221,12 +229,16 @@ class Client:
     async def result_async(self, task_id: str, *, timeout_s: float | None = None) -> object:
         """Wait for a task's result in a coroutine."""
         wait = _Wait(task_id, timeout_s)
-        while not (record := await self.status_async(task_id)).is_finished:
+        while not (record := await self.status_async(task_id)).is_finished:  # noqa: ASYNC110  # the event is in Redis
             await asyncio.sleep(wait.next_pause_s(record))
         return await asyncio.to_thread(self._outcome_of, record)
 
     def _outgoing(
-        self, task: InferenceTask[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object], options: SubmitOptions
+        self,
+        task: InferenceTask[..., Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: SubmitOptions,
     ) -> Outgoing:
         checked_arguments(task, args, kwargs)
         template, lineage = self._template(task, options)
@@ -246,7 +258,9 @@ class Client:
         options: SubmitOptions,
     ) -> list[Outgoing]:
         if options.task_id is not None:
-            raise CallerError("task_id names one task, not a batch; give each its own with Call(args, kwargs, task_id).")
+            raise CallerError(
+                "task_id names one task, not a batch; give each its own with Call(args, kwargs, task_id)."
+            )
         template, lineage = self._template(task, options)
         timeout_s = options.timeout_s or task.timeout_s
         nonce = uuid4().hex
@@ -283,7 +297,7 @@ class Client:
             self._templates[task.name, choice] = template
         running = self._app.current_worker_task
         if running is None:
-            return template, Lineage()
+            return template, NO_LINEAGE
         return template, Lineage(running.request.root_id or running.request.id, running.request.id)
 
     def _patience_s(self, options: SubmitOptions) -> float:
@@ -309,9 +323,7 @@ class Client:
                 continue
             error = self._error(outcome, outgoing)
             assert error is not None, "only an accepted message has no error"
-            (unknown if isinstance(outcome, Unknown) else refused).append(
-                RefusedCall(index, outgoing.task_id, error)
-            )
+            (unknown if isinstance(outcome, Unknown) else refused).append(RefusedCall(index, outgoing.task_id, error))
         return BatchSubmission(tuple(accepted), tuple(refused), tuple(unknown))
 
     def _outcome_of(self, record: TaskRecord) -> object:
@@ -355,7 +367,7 @@ def _as_call(item: Call | tuple[object, ...] | Mapping[str, object], index: int,
         return Call(kwargs=item)
     # A bare string is the likely slip, and iterating over its letters the silent failure.
     raise InvalidArgumentsError(
-        f"Call {index} of {task}: expected a tuple of arguments such as ({item!r},), a mapping of keyword arguments or a "
-        f"Call, found {type(item).__name__}.",
+        f"Call {index} of {task}: expected a tuple of arguments such as ({item!r},), a mapping of keyword arguments or "
+        f"a Call, found {type(item).__name__}.",
         task=task,
     )

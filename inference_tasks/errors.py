@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Self
+from typing import Any
 
 from inference_routing.tier import UnknownTierError as CoreUnknownTierError
 
@@ -59,7 +59,7 @@ class InferenceError(Exception):
     They survive pickling with all their attributes, so they can cross from a pool process to its parent.
     """
 
-    def __reduce__(self) -> tuple[object, tuple[type[Self], str, dict[str, object]]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own rule calls cls(*args), which keyword-only constructors refuse.
         return _rebuild, (type(self), str(self), dict(self.__dict__))
 
@@ -202,7 +202,8 @@ class StateUnavailableError(BusyError):
 
     def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(
-            f"The state store did not answer: {reason}. Ask again in {retry_after_s:g} s; if it lasts, check state.url.",
+            f"The state store did not answer: {reason}. Ask again in {retry_after_s:g} s; if it lasts, check state.url "
+            "and Redis.",
             retry_after_s=retry_after_s,
         )
         self.reason = reason

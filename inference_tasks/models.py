@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from inference_tasks.errors import CallerError, ModelLoadError
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _NOT_LOADED = object()
 
-_models: weakref.WeakSet[Model[object]] = weakref.WeakSet()
+_models: weakref.WeakSet[Model[Any]] = weakref.WeakSet()
 
 # Objects loaded before a fork: unusable in the child (CUDA does not survive it), but destroying them there would
 # release what still belongs to the parent.
@@ -104,7 +104,7 @@ class ModelDecorator:
     """``@app.model``, bare or with a name; also the register of the app's models."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, tuple[Callable[[], object], Model[object]]] = {}
+        self._by_name: dict[str, tuple[Callable[[], Any], Model[Any]]] = {}
 
     def __iter__(self) -> Iterator[Model[object]]:
         """Iterate over the models in the order of their declaration."""
@@ -116,9 +116,7 @@ class ModelDecorator:
     @overload
     def __call__(self, *, name: str | None = None) -> Callable[[Callable[[], T]], Model[T]]: ...
 
-    def __call__(
-        self, load: Callable[[], T] | None = None, /, *, name: str | None = None
-    ) -> Model[T] | Callable[[Callable[[], T]], Model[T]]:
+    def __call__(self, load: Callable[[], Any] | None = None, *, name: str | None = None) -> Any:
         """Turn a function that loads something into a handle on what it loads.
 
         Raises:

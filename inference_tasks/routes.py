@@ -51,7 +51,7 @@ def full_tier_name(text: str) -> str:
 
 
 def choose(app: Celery, at_call: object, of_task: str | None, default: str) -> Choice:
-    """Choose the tier: asked for at the call > at the submit that started the canvas > by the decorator > by default."""
+    """Choose the tier: asked for at the call > at the submit that started the canvas > of the task > the default."""
     running = app.current_worker_task
     asked = full_tier_name(at_call) if isinstance(at_call, str) else None
     by_worker = False

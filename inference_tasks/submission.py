@@ -1,7 +1,7 @@
 """Building the message of one submit.
 
-mirrors: ``celery.app.amqp.AMQP.as_task_v2`` and ``send_task_message`` of Celery 5.7. Calling them for each message costs
-several times as much as filling in the few headers in which one call of a task differs from the next.
+mirrors: ``celery.app.amqp.AMQP.as_task_v2`` and ``send_task_message`` of Celery 5.7. Calling them for each message
+costs several times as much as filling in the few headers in which one call of a task differs from the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Lineage", "MessageTemplate", "checked_arguments"]
 
 _EMBED: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-_NO_KWARGS_REPR = "{}"
+_NO_KWARGS_REPR = saferepr({})
 
 
 class Lineage(NamedTuple):
@@ -35,6 +35,9 @@ class Lineage(NamedTuple):
 
     root_id: str | None = None
     parent_id: str | None = None
+
+
+NO_LINEAGE = Lineage()
 
 
 def checked_arguments(task: InferenceTask[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -45,7 +48,7 @@ def checked_arguments(task: InferenceTask[..., object], args: tuple[object, ...]
     """
     if not task.typing:
         return
-    check: Callable[..., object] = task.__header__
+    check: Callable[..., object] = task.__header__  # type: ignore[attr-defined]  # made by Celery's decorator
     try:
         check(*args, **kwargs)
     except TypeError as error:
@@ -90,7 +93,7 @@ class MessageTemplate:
         *,
         nonce: str,
         timeout_s: float | None,
-        lineage: Lineage = Lineage(),
+        lineage: Lineage = NO_LINEAGE,
     ) -> Outgoing:
         """Build the message and the record of one call.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
 
 from celery import Task
 
@@ -221,16 +221,22 @@ class InferenceDecorator:
         **unknown: Never,
     ) -> Callable[[Callable[Concatenate[InferenceTask[..., object], P], R]], InferenceTask[P, R]]: ...
 
-    def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         """Turn a function into a task.
 
         Args:
             function: the function; given by the bare ``@app.inference``.
-            options: ``tier`` (name or alias; default: the setting ``default_tier``), ``timeout_s`` (not started later
-                than this after its submit), ``time_limit_s`` and ``soft_time_limit_s`` (the longest a run may take: hard,
-                and raising SoftTimeLimitExceeded), ``max_attempts`` (runs that may fail), ``max_crashes``, ``name``,
-                ``bind`` (the task is the first argument), ``ignore_result``, ``throws``, ``autoretry_for``,
-                ``rate_limit``, ``check_arguments`` (against the signature, before anything is sent).
+            options: see below.
+
+        Options:
+            * ``tier``: name or alias; by default the setting ``default_tier``.
+            * ``timeout_s``: not started later than this after its submit.
+            * ``time_limit_s``, ``soft_time_limit_s``: the longest a run may take; at the first its process is killed,
+              at the second ``SoftTimeLimitExceeded`` is raised in it.
+            * ``max_attempts``, ``max_crashes``: how many runs may fail, and how many may end without a report.
+            * ``name``, ``bind`` (the task is the first argument), ``ignore_result``, ``throws``, ``autoretry_for``,
+              ``rate_limit``: as in Celery.
+            * ``check_arguments``: against the signature, before anything is sent; on by default.
 
         Raises:
             UnknownOptionError: an option that does not exist, with the nearest one that does.
@@ -283,4 +289,4 @@ def _task_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise CallerError(
             f"@app.inference: soft_time_limit_s: expected at most time_limit_s ({hard:g}), found {soft:g}."
         )
-    return cast("dict[str, Any]", chosen)
+    return chosen

@@ -1,4 +1,4 @@
-"""Reading settings: defaults < TOML file < ``INFERENCE_*`` variables < arguments, with all problems reported at once."""
+"""Reading settings: defaults < TOML file < ``INFERENCE_*`` variables < arguments, and all problems together."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def load_settings(
 ) -> Settings:
     """Read the settings from one file, the variables and the overrides, the later winning over the earlier.
 
-    Overrides may be nested (``{"tiers": {"realtime": {"bound": 5}}}``), dotted (``{"tiers.realtime.bound": 5}``) or both.
+    Overrides may be nested (``{"tiers": {"realtime": {"bound": 5}}}``), dotted (``{"tiers.realtime.bound": 5}``).
     Nothing is read but what is passed: no variable, and no file unless ``file`` names it (see ``find_file``).
 
     Raises:

@@ -45,7 +45,8 @@ def setting(
 ) -> T:
     """Declare one documented field; the bounds are checked when settings are loaded (``above`` is exclusive)."""
     metadata = {"text": text, "minimum": minimum, "above": above, "maximum": maximum, "secret": secret}
-    return cast(T, field(default=default, repr=not secret, metadata=metadata))
+    # To a type checker this is the default itself, as with dataclasses.field.
+    return field(default=default, metadata=metadata)
 
 
 def masked(url: str | None) -> str | None:
@@ -78,17 +79,17 @@ class BrokerSettings(_Masked):
 
     url: str | None = setting(
         None,
-        "Address of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// for TLS. Unset: Celery's own broker_url "
-        "or CELERY_BROKER_URL, and if no broker is configured anywhere the embedded one, for development.",
+        "Address of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// for TLS. Unset: Celery's own "
+        "broker_url or CELERY_BROKER_URL, and if no broker is configured anywhere the embedded one, for development.",
         secret=True,
     )
     management_url: str | None = setting(
         None,
-        "Address of RabbitMQ's management API, used by `topology`, `doctor` and bounds = \"policy\". Unset: the broker's "
-        "host, port 15672, with the same user.",
+        'Address of the management API of RabbitMQ, used by `topology`, `doctor` and bounds = "policy". Unset: the '
+        "broker's host, port 15672, with the same user.",
         secret=True,
     )
-    queue_type: QueueType = setting(
+    queue_type: QueueType = setting(  # noqa: RUF009 -- a field, as from dataclasses.field
         "quorum",
         "Type of the tier queues, unless a tier sets its own: quorum is replicated in a cluster, its bound is soft (a "
         "burst may exceed it slightly); classic is faster on one node, its bound exact.",
@@ -174,7 +175,8 @@ class WorkerSettings(_Masked):
     """Defaults of the workers; their command line wins over these."""
 
     pool: Literal["prefork", "threads", "solo"] = setting(
-        "prefork", "How tasks run: prefork = a process for each slot, threads = a thread for each slot, solo = one task."
+        "prefork",
+        "How tasks run: prefork = a process for each slot, threads = a thread for each slot, solo = one task.",
     )
     slots: int = setting(
         1,
@@ -184,8 +186,8 @@ class WorkerSettings(_Masked):
     )
     reserve: int = setting(
         0,
-        "How many of the slots only realtime may use. 0: none, right while tasks are short. With one slot for each GPU, "
-        "run some workers with tiers = [\"realtime\"] instead.",
+        "How many of the slots only realtime may use. 0: none, right while tasks are short. With one slot for each "
+        'GPU, run some workers with tiers = ["realtime"] instead.',
         minimum=0,
     )
     tiers: tuple[str, ...] = setting(
@@ -245,7 +247,7 @@ class TierSettings(_Masked):
         "wait longer than anybody cares for.",
         minimum=1,
     )
-    overflow: Overflow = setting(
+    overflow: Overflow = setting(  # noqa: RUF009 -- a field
         "reject-publish",
         "What a full queue does. reject-publish: refuse the new task. drop-head: drop the oldest, on offline only, "
         "where fresh work matters more than complete work.",
@@ -255,7 +257,9 @@ class TierSettings(_Masked):
         "After how long a waiting task moves up one tier. Unset: never.",
         above=0,
     )
-    queue_type: QueueType | None = setting(None, "Type of this tier's queues. Unset: broker.queue_type.")
+    queue_type: QueueType | None = setting(  # noqa: RUF009 -- a field
+        None, "Type of this tier's queues. Unset: broker.queue_type."
+    )
 
 
 @dataclass(frozen=True)
