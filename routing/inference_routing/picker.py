@@ -77,7 +77,8 @@ class Picker:
       others were made is made good at once, so windows across it differ by at most the number of picks made meanwhile.
     * ``share="time"``: slot seconds converge to the shares, whatever the costs and however many slots; at any time a
       tier is off by no more than what is running.
-    * A tier that was idle gets no credit for it. An idle tier's share is lent to the others by their shares.
+    * A tier that was idle gets no credit for it, but goes first in a tie with lower ones: its first start may come one
+      window early. An idle tier's share is lent to the others by their shares.
     * ``found_empty`` leaves the state as if the pick had not been made, except that the queue is idle.
 
     Not promised: shares across several workers, shares while a tier is kept from slots by a reserve (it is owed what it

@@ -112,9 +112,11 @@ class Level:
     Weihl, 1995). The flow with the smallest tag is served; its tag grows by cost divided by share; a flow that was idle
     re-enters at the virtual time of the level.
 
-    Invariant: while all flows are active and each start costs one unit, the starts repeat with a period of the sum of
-    the (whole, coprime) shares, whatever the tags were at its beginning: each period, and so each sliding window of
-    that length, holds exactly each flow's share.
+    Invariant: while all flows are active and may be served, and each start costs one unit, the starts repeat with a
+    period of the sum of the (whole, coprime) shares; so each sliding window of that length holds exactly each flow's
+    share. After an idle time it holds from the flow's second start on: the first may come early, because a flow that
+    re-enters goes ahead of lower ones in a tie, so that an online request never waits for the next long task as well.
+    A flow that was kept from being served, or was the only one that could be, is first paid what it is owed, or waits.
 
     Cost: the tags lie in one list, so the smallest is found by `min` in C (64 flows: about 1 µs).
     Not promised: the least possible burst; flows whose tags meet are served in their order.
