@@ -31,10 +31,12 @@ test: $(VENV)/dev.stamp servers
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/dev.stamp
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --cache-dir build/import-linter
+	@status=0; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/ruff format --check . || status=1; \
+	$(BIN)/mypy || status=1; \
+	$(BIN)/lint-imports --cache-dir build/import-linter || status=1; \
+	exit $$status
 
 format: $(VENV)/dev.stamp
 	@$(BIN)/ruff check --fix .
