@@ -72,6 +72,11 @@ def clean(text: str) -> str:
     return _SEPARATORS.sub(" ", text)
 
 
+def _joined(*fields: object) -> str:
+    # A name or id with a separator in it, which only a foreign or hostile sender makes, must not spoil a whole batch.
+    return FIELD.join(clean(str(field)) for field in fields)
+
+
 def failure_document(
     task_id: str, error_type: str, message: str, *, status: str = "FAILURE", module: str | None = None
 ) -> str:
@@ -102,7 +107,10 @@ def pack_submit(prefix: str, tasks: Iterable[NewTask], unfinished_ttl_s: int) ->
             expires = repr(expires_at_s)
         else:
             expires = f"+{expires_at_s - submitted_at_s:.6f}"
-        args.append(f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}")
+        text = f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}"
+        args.append(
+            text if text.count(FIELD) == 6 else _joined(name, tier, tier_first, lane, generation, nonce, expires)
+        )
     return names, args
 
 
@@ -115,11 +123,14 @@ def unpack_submit(reply: object) -> list[SubmitAnswer]:
 def pack_claimant(claimant: Claimant) -> str:
     """Return what ``claim.lua`` and ``renew.lua`` take of a message."""
     task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first = claimant
-    return (
-        f"{generation}\x1f{tier}\x1f{lane}\x1f{'' if crash_limit is None else crash_limit}"
-        f"\x1f{tier_first or tier}\x1f{task_id}\x1f{name}"
-        f"\x1f{'' if submitted_at_s is None else submitted_at_s}\x1f{'' if expires_at_s is None else expires_at_s}"
-    )
+    limit = "" if crash_limit is None else crash_limit
+    submitted = "" if submitted_at_s is None else submitted_at_s
+    expires = "" if expires_at_s is None else expires_at_s
+    first = tier_first or tier
+    text = f"{generation}\x1f{tier}\x1f{lane}\x1f{limit}\x1f{first}\x1f{task_id}\x1f{name}\x1f{submitted}\x1f{expires}"
+    if text.count(FIELD) == 8:
+        return text
+    return _joined(generation, tier, lane, limit, first, task_id, name, submitted, expires)
 
 
 def unpack_claims(reply: object) -> list[Claim]:

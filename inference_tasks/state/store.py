@@ -105,6 +105,12 @@ class TaskStore:
             max_crashes=max_crashes,
         )
 
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        disconnect = getattr(getattr(self._client, "connection_pool", None), "disconnect", None)
+        if disconnect is not None:
+            disconnect()
+
     def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """Make a ``pending`` record for each task that has none; answers in the order of ``tasks``."""
         if not tasks:

@@ -66,6 +66,8 @@ class FakeTaskStore:
         self._beats.clear()
         self.results.clear()
         self._stale = 0
+        # Some time passes before anybody asks again; a token of the same microsecond would not have grown.
+        self.advance(0.000_002)
 
     def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """As ``TaskStore.submit``."""
@@ -98,8 +100,11 @@ class FakeTaskStore:
         self._reach()
         gone = [
             task_id
-            for task_id in task_ids
-            if (kept := self._kept.get(task_id)) and kept.nonce == nonce and kept.record.state == State.PENDING
+            for task_id in dict.fromkeys(task_ids)
+            if (kept := self._kept.get(task_id))
+            and kept.nonce == nonce
+            and kept.record.state == State.PENDING
+            and kept.record.token is None
         ]
         for task_id in gone:
             del self._kept[task_id]

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from inference_tasks.state.records import END_STATES, Claim, Claimant, NewTask, TaskRecord, Verdict
 from tests.support.task_stores import FakeHarness, RedisHarness
@@ -204,7 +211,13 @@ def _plain(claim: Claim) -> tuple[object, ...]:
 def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
     if record is None:
         return None
-    moments = (record.submitted_at_s, record.started_at_s, record.finished_at_s, record.expires_at_s, record.held_until_s)
+    moments = (
+        record.submitted_at_s,
+        record.started_at_s,
+        record.finished_at_s,
+        record.expires_at_s,
+        record.held_until_s,
+    )
     return (
         record.state,
         record.tier,

@@ -1,0 +1,96 @@
+"""The two task stores behind one handle, with time and loss under the test's control."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import redis
+
+from inference_tasks.state.store import TaskStore
+from inference_tasks.testing.store import FakeTaskStore
+
+_MOMENTS = ("submitted_at_s", "started_at_s", "finished_at_s", "expires_at_s", "held_until_s")
+
+
+class StoreHarness(Protocol):
+    """A store and what a test does to the world around it."""
+
+    @property
+    def store(self) -> TaskStore | FakeTaskStore: ...
+
+    def now_s(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+    def lose_all(self) -> None: ...
+
+    def result(self, task_id: str) -> str | None: ...
+
+
+@dataclass
+class FakeHarness:
+    """The fake, whose clock is a number."""
+
+    store: FakeTaskStore = field(default_factory=FakeTaskStore)
+
+    def now_s(self) -> float:
+        return self.store.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.store.advance(seconds)
+
+    def lose_all(self) -> None:
+        self.store.forget_everything()
+
+    def result(self, task_id: str) -> str | None:
+        found = self.store.results.get(task_id)
+        return found.decode() if isinstance(found, bytes) else found
+
+
+class RedisHarness:
+    """The scripts on a real Redis under a prefix of their own.
+
+    The server's clock cannot be set, so time passes by moving every stored moment into the past.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.client = redis.Redis.from_url(url, decode_responses=True)
+        self.prefix = f"test-{uuid.uuid4().hex[:8]}:"
+        self.store = TaskStore.from_url(url, self.prefix)
+
+    def now_s(self) -> float:
+        seconds, micros = self.client.time()
+        return float(seconds + micros / 1e6)
+
+    def advance(self, seconds: float) -> None:
+        for key in self.keys():
+            if key.endswith(":task"):
+                for name in _MOMENTS:
+                    value = self.client.hget(key, name)
+                    if value:
+                        self.client.hset(key, name, f"{float(value) - seconds:.6f}")
+            elif key.startswith(f"{self.prefix}worker:"):
+                self.client.pexpire(key, max(0, int(self.client.pttl(key) - seconds * 1000)))
+
+    def lose_all(self) -> None:
+        # Not FLUSHALL: the server is shared. Everything of this test goes, and the scripts that the server knows.
+        keys = self.keys()
+        if keys:
+            self.client.delete(*keys)
+        self.client.script_flush()
+
+    def result(self, task_id: str) -> str | None:
+        found = self.client.get(f"{self.prefix}{{{task_id}}}:result")
+        return None if found is None else str(found)
+
+    def keys(self) -> list[str]:
+        return [str(key) for key in self.client.scan_iter(f"{self.prefix}*", count=1000)]
+
+    def close(self) -> None:
+        keys = self.keys()
+        if keys:
+            self.client.delete(*keys)
+        self.client.close()
+        self.store.close()
