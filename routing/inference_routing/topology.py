@@ -271,9 +271,7 @@ def difference(wanted: QueueSpec, argument: str, found: object) -> Difference:
     number the broker takes the smaller one, and of the other arguments it keeps the queue's own.
     """
     value, existing = wanted.arguments.get(argument), _plain(found)
-    is_lowered = (
-        argument in _LOWEST_WINS and isinstance(value, int) and isinstance(existing, int) and value < existing
-    )
+    is_lowered = argument in _LOWEST_WINS and isinstance(value, int) and isinstance(existing, int) and value < existing
     can_policy = argument in SETTABLE_BY_POLICY and value is not None and (existing is None or is_lowered)
     return Difference(wanted.name, argument, value, existing, "policy" if can_policy else "new queue")
 
