@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: Counter[str] = Counter()
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
-            # A test counts once: in its call, or in the error that kept it from one. A file that fails to load is no test.
+            # A test counts once: in its call, or in the error that kept it from one. A file that fails to load is none.
             if isinstance(report, pytest.TestReport) and (report.when == "call" or outcome == "error"):
                 counts.update(kind for kind in KINDS if kind in report.keywords)
     shown = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
