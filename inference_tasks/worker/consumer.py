@@ -27,6 +27,7 @@ from inference_tasks.worker.dispatcher import Dispatcher
 from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
 from inference_tasks.worker.slots import SlotPool, Slots
+from inference_tasks.worker.source import AmqpSource
 from inference_tasks.worker.tally import Tally
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class TierConsumer:
     def __init__(self, owner: InferenceConsumer) -> None:
         self._owner = owner
         self.on_message: Callable[[Any], None] | None = None
-        self.channel = owner.connection.default_channel
+        self.channel = owner.connection.default_channel if owner.connection else None
         self.queues = list(owner.app.amqp.queues.consume_from.values())
 
     def consume(self) -> None:
@@ -109,14 +110,22 @@ class TierStep(bootsteps.StartStopStep):
         c.register(hub)
 
 
-class InferenceConsumer(seam.Consumer):  # type: ignore[misc]
+class InferenceConsumer(seam.Consumer):
     """Celery's consumer with the dispatcher inside.
 
     Slots, claims and costs live here and not on the connection: what runs when a connection is lost goes on, keeps its
     slot and its claim, and ends as usual.
     """
 
-    class Blueprint(seam.Consumer.Blueprint):  # type: ignore[misc]
+    # Celery sets these, its type stubs do not know them.
+    connection_errors: tuple[type[BaseException], ...]
+    controller: Any
+    event_dispatcher: Any
+    task_consumer: Any
+    blueprint: Any
+    hostname: str
+
+    class Blueprint(seam.Consumer.Blueprint):  # type: ignore[misc, valid-type]
         """Celery's steps, and ours after ``Tasks``."""
 
         # Delays have queues of their own here, declared with the rest of the topology.
@@ -141,7 +150,7 @@ class InferenceConsumer(seam.Consumer):  # type: ignore[misc]
         self._draining = False
         self._ticking = False
         self._solo_heartbeat: seam.SoloHeartbeat | None = None
-        self._to_pool = on_task_request
+        self._to_pool = seam.ungated(on_task_request)
         self._overflow: deque[Any] = deque()
 
         policy, topology = self.inference.policy, self.inference.topology
@@ -167,17 +176,18 @@ class InferenceConsumer(seam.Consumer):  # type: ignore[misc]
             observer=self._tally,
             run_unclaimed=settings.state.on_state_loss == "run",
             one_at_a_time=self._pool_kind == "solo",
+            connection_errors=seam.CONNECTION_ERRORS,
         )
         if self._pool_kind != "prefork":
             self.inference.load_models()
-        super().__init__(self._request, *args, pool=wrapped, **kwargs)
+        super().__init__(self._request, *args, pool=wrapped, **kwargs)  # type: ignore[misc]
         self._undertaker = Undertaker(
             post=self.inference.publisher.post,
             on_main=self._on_main,
             later=self._later,
             fail=self._record_unfit,
             namespace=settings.namespace,
-            dead_queue=topology.dead_queue,
+            dead_queue=topology.dead.name,
             worker=self.hostname,
         )
         self._leases = Leases(
@@ -233,7 +243,7 @@ class InferenceConsumer(seam.Consumer):  # type: ignore[misc]
     def attach(self) -> None:
         """A connection is up: declare the topology, and read from this connection from now on."""
         self.inference.declare_topology()
-        self._source = self.inference.new_source(self.connection, self.dispatcher.queue_lost)
+        self._source = AmqpSource(self.connection, self.app.conf.accept_content, self.dispatcher.queue_lost)
         self.dispatcher.attach(self._source)
         self.task_consumer = TierConsumer(self)
         self.qos = QoS(lambda prefetch_count: None, 0)
@@ -397,7 +407,7 @@ class InferenceConsumer(seam.Consumer):  # type: ignore[misc]
 
     def drain(self) -> None:
         """Take nothing new, return what is held; answers still on their way are waited for, a moment."""
-        stopping = self.blueprint.state != bootsteps.RUN or self.controller.blueprint.state != bootsteps.RUN
+        stopping = self.blueprint.state != seam.RUN or self.controller.blueprint.state != seam.RUN
         if self._draining or self._source is None or self.connection is None or not stopping:
             return
         self._draining = True

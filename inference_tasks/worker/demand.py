@@ -160,22 +160,23 @@ class Demand:
         picks: list[Pick] = []
         if not self._any_filled(lower > 0, skip):
             return self._picks(want, lower, now) if skip else picks
-        for key, found_s in self._empty.items():
-            if now - found_s >= (RECHECK_FRESH_S if key.lane == FRESH else RECHECK_OTHER_S):
-                self._picker.mark_ready(key)
+        due = [key for key in (self._all if lower > 0 else self._reserved) if key.tier != skip and self._due(key, now)]
         while len(picks) < want:
-            among = self._all if lower > 0 else self._reserved
-            if skip:
-                among = tuple(key for key in among if key.tier != skip)
-            pick = self._picker.pick(now, among) if among else None
+            pick = self._picker.pick(now, due)
             if pick is None:
                 break
             picks.append(pick)
             if pick.key in self._empty:
-                self._picker.mark_empty(pick.key)  # one look is enough to learn whether it still is
+                due.remove(pick.key)  # one look is enough to learn whether it still is
             if not may_serve_reserved(pick.key):
                 lower -= 1
+                if lower == 0:
+                    due = [key for key in due if may_serve_reserved(key)]
         return picks
+
+    def _due(self, key: QueueKey, now: float) -> bool:
+        found = self._empty.get(key)
+        return found is None or now - found >= (RECHECK_FRESH_S if key.lane == FRESH else RECHECK_OTHER_S)
 
     def _any_filled(self, lower: bool, skip: str | None) -> bool:
         """Whether a queue that may be served is believed to hold something."""

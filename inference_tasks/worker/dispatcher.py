@@ -36,7 +36,7 @@ class Claims(Protocol):
     """The part of the task store that the dispatcher uses."""
 
     def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]: ...
-    def release(self, claims: Sequence[tuple[str, int]]) -> None: ...
+    def release(self, claims: Sequence[tuple[str, int]]) -> int: ...
 
 
 class Observer(Protocol):
@@ -86,6 +86,7 @@ class Dispatcher:
         observer: Observer,
         run_unclaimed: bool = False,
         one_at_a_time: bool = False,
+        connection_errors: tuple[type[BaseException], ...] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._picker = picker
@@ -102,6 +103,7 @@ class Dispatcher:
         self._observer = observer
         self._run_unclaimed = run_unclaimed
         self._one_at_a_time = one_at_a_time
+        self._connection_errors = connection_errors
         self._clock = clock
 
         self._asked: deque[tuple[Pick, float]] = deque()
@@ -280,6 +282,12 @@ class Dispatcher:
         self._handing = held
         try:
             self._deliver(held.message)
+        except self._connection_errors:
+            raise
+        except Exception as exc:
+            logger.exception("task %s[%s] could not be handed to the pool", held.intake.name, held.intake.id)
+            self._unfit(held, exc)
+            return
         finally:
             self._handing = None
         if held.taken:
@@ -289,6 +297,15 @@ class Dispatcher:
             return
         # Celery keeps it for later: a rate limit, or an ETA. It takes a slot when it comes to the pool.
         self._deferred[held.intake.id] = held
+
+    def _unfit(self, held: _Held, exc: Exception) -> None:
+        """Celery or the pool choked on the message: no message may stop a worker, so it goes where it can be looked at."""
+        if not held.taken:
+            self._picker.refund(held.pick)
+        self._release_claims([(held.intake.id, held.token)])
+        if not held.message.acknowledged:
+            unfit = Unfit("malformed", f"it cannot be run: {exc!r:.300}", held.intake.id, held.intake.name)
+            self._bury(held.message, held.pick.key, unfit)
 
     def take(self, task_id: str) -> Ticket:
         """A request has come to the pool: it takes a slot."""
@@ -464,5 +481,6 @@ class Dispatcher:
 
     def attach(self, source: Source) -> None:
         """Go on with a new connection."""
+        self._demand.source = source
         source.on_answer = self._on_answer
         source.on_push = self._on_push

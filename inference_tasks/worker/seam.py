@@ -17,12 +17,15 @@ from typing import Any
 import amqp
 from amqp import spec
 from billiard.exceptions import WorkerLostError
+from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from kombu.serialization import prepare_accept_content
 
 __all__ = [
     "CHANNEL_ERRORS",
+    "RUN",
+    "CONNECTION_ERRORS",
     "Consumer",
     "RecoverableConnectionError",
     "SoloHeartbeat",
@@ -40,16 +43,18 @@ __all__ = [
     "ready_processes",
     "send_get",
     "unaccepted",
+    "ungated",
     "wake_pair",
 ]
 
 RecoverableConnectionError = amqp.exceptions.RecoverableConnectionError
+CONNECTION_ERRORS: tuple[type[BaseException], ...] = amqp.Connection.connection_errors
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (amqp.exceptions.ChannelError,)
 
 
 def accepted_content(types: Sequence[str]) -> set[str]:
     """Return the content types behind kombu's names for them."""
-    return set(prepare_accept_content(types))
+    return set(prepare_accept_content(types) or ())
 
 
 def on_get_answers(channel: Any, callback: Callable[[Any], None]) -> None:
@@ -141,6 +146,15 @@ def order_tick(hub: Any, pool: Any, pump: Callable[[], None]) -> Callable[[], No
     return tick
 
 
+def ungated(on_task_request: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the worker's way to the pool without Celery's own semaphore.
+
+    The slots gate already, and the semaphore loses a place for ever when a message chokes on its way.
+    """
+    controller = getattr(on_task_request, "__self__", None)
+    return getattr(controller, "_process_task", on_task_request)
+
+
 def ready_processes(pool: Any) -> int:
     """Processes of a prefork pool that have finished their start-up, models included."""
     return len(pool._pool._fileno_to_inq)
@@ -154,7 +168,8 @@ def unaccepted(job: object) -> bool:
 
 def is_lost_child(info: object) -> bool:
     """Whether a job's error says that its process died."""
-    return isinstance(getattr(info, "exception", None), WorkerLostError)
+    kind = getattr(info, "type", None)
+    return isinstance(kind, type) and issubclass(kind, WorkerLostError)
 
 
 class SoloHeartbeat:

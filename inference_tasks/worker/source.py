@@ -17,6 +17,9 @@ __all__ = ["AmqpSource", "Source"]
 
 logger = logging.getLogger(__name__)
 
+#: Cancelled subscriptions of a queue whose late messages are still expected.
+KEPT_TAGS = 32
+
 Answer = Callable[[str, "Delivery | None"], None]
 
 
@@ -55,6 +58,8 @@ class _QueueChannel:
         self.channel = channel
         self._source = source
         self.asked: deque[list[Any]] = deque()
+        self._number = 0
+        self._tags: deque[str] = deque()
         seam.on_get_answers(channel, self._got)
         seam.prefetch_one(channel)
 
@@ -63,12 +68,19 @@ class _QueueChannel:
             self.asked.popleft()[1:] = [raw, True]
 
     def consume(self) -> None:
+        # A tag is used once: on a quorum queue a cancelled consumer lives on until what it holds is acknowledged, and a
+        # new one of the same tag would find its prefetch used up.
+        self._number += 1
+        self._tags.append(f"{self.queue}#{self._number}")
+        if len(self._tags) > KEPT_TAGS:
+            self.channel.callbacks.pop(self._tags.popleft(), None)
         self.channel.basic_consume(
-            self.queue, consumer_tag=self.queue, nowait=True, callback=self._pushed, on_cancel=self._cancelled
+            self.queue, consumer_tag=self._tags[-1], nowait=True, callback=self._pushed, on_cancel=self._cancelled
         )
 
     def cancel(self) -> None:
-        self.channel.basic_cancel(self.queue, nowait=True)
+        if self._tags:
+            self.channel.basic_cancel(self._tags[-1], nowait=True)
 
     def _pushed(self, raw: Any) -> None:
         self._source.on_push(self.queue, self._source.message(raw, self.channel))

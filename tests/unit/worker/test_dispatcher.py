@@ -137,7 +137,7 @@ class Bench:
         costs = CostModel()
         self.dispatcher = Dispatcher(
             source=self.broker,
-            picker=Picker(replace(default_policy(), share=share), KEYS),
+            picker=Picker(replace(default_policy(), share=share), KEYS, costs),
             costs=costs,
             claims=self.store,
             slots=Slots(lambda: self.ready, reserve),
