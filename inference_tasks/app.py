@@ -21,14 +21,16 @@ from inference_tasks.broker.celery_amqp import open_door
 from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.broker.topology import broker_version, declare
 from inference_tasks.celery_settings import AMQP_CLASS, TASK_CLASS, celery_defaults, celery_problems
-from inference_tasks.client import Client, TaskHandle
+from inference_tasks.client import Client
 from inference_tasks.errors import DeploymentError, SettingsError, UnknownOptionError
+from inference_tasks.handles import TaskHandle
 from inference_tasks.models import ModelDecorator, load_all
 from inference_tasks.routes import TierRouter
 from inference_tasks.settings import Settings, find_file, load_settings
 from inference_tasks.state.backend import RecordBackend
 from inference_tasks.state.records import TaskRecord
 from inference_tasks.state.store import TaskStore
+from inference_tasks.submission import Herald
 from inference_tasks.task import InferenceDecorator
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Inference", "InferenceApp", "adopt", "inference_of", "inferences_named_like"]
 
-# Celery carries its configuration into the processes it starts, and what is said in code with it. Its reports hide the
-# value of what has SECRET in its name: there may be a password in a URL.
+# Celery carries its configuration into the processes it starts, and what is said in code with it. There may be a
+# password in a URL, so Celery's reports must not show it: they hide what has SECRET in its name and is no mapping.
 _OVERRIDES_KEY = "inference_settings_secret"
 _ATTRIBUTE = "_inference_tasks"
 
@@ -133,7 +135,14 @@ class Inference:
         """Submits tasks and looks them up."""
         if problems := self.task_problems():
             raise SettingsError(problems)
-        return Client(self.celery_app, self.settings, self.publisher, self.store, self.queue_by_lane)
+        app, settings = self.celery_app, self.settings
+        if app.conf.task_always_eager:
+            from inference_tasks.testing.eager import EagerRunner
+
+            runner = EagerRunner(app)
+            return Client(app, settings, runner, runner, self.queue_by_lane, herald=None)
+        records = _Records(self.store, app)
+        return Client(app, settings, self.publisher, records, self.queue_by_lane, herald=Herald(app))
 
     def door(self) -> TierDoor:
         """What Celery's own publishing needs to know of the tiers."""
@@ -201,7 +210,7 @@ class Inference:
             SettingsError: with every problem of the settings and of Celery's own configuration.
         """
         conf = self.celery_app.conf
-        settings = load_settings(conf.get(_OVERRIDES_KEY) or {}, os.environ, find_file(os.environ))
+        settings = load_settings(dict(conf.get(_OVERRIDES_KEY) or ()), os.environ, find_file(os.environ))
         problems = list(celery_problems(conf))
         settings = with_state(settings, conf.result_backend, problems)
         settings = with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
@@ -245,7 +254,7 @@ def adopt(celery_app: Celery, **overrides: object) -> Inference:
     _take_over(celery_app)
     open_door(celery_app, inference.door)
     if overrides:
-        celery_app.conf[_OVERRIDES_KEY] = overrides
+        celery_app.conf[_OVERRIDES_KEY] = tuple(overrides.items())
     if celery_app.configured:  # type: ignore[attr-defined]  # public, but not in its stub
         celery_app.add_defaults(inference.configure)
     else:
@@ -274,6 +283,20 @@ def inferences_named_like(celery_app: Celery) -> list[Inference]:
     """
     own = inference_of(celery_app)
     return [own, *(one for one in list(_every_inference) if one is not own and one.celery_app.main == celery_app.main)]
+
+
+class _Records:
+    """Records and results as the client reads them."""
+
+    def __init__(self, store: TaskStore, app: Celery) -> None:
+        self._store = store
+        self._app = app
+
+    def get(self, task_id: str) -> TaskRecord:
+        return self._store.get(task_id)
+
+    def result(self, task_id: str) -> object:
+        return self._app.backend.get_task_meta(task_id).get("result")
 
 
 def _take_over(celery_app: Celery) -> None:
@@ -353,7 +376,7 @@ class InferenceApp(Celery):
         given = {name: value for name, value in sections.items() if value is not None}
         options = cast("dict[str, Any]", celery_options)
         if given:
-            options["changes"] = {**(options.get("changes") or {}), _OVERRIDES_KEY: given}
+            options["changes"] = {**(options.get("changes") or {}), _OVERRIDES_KEY: tuple(given.items())}
         super().__init__(main, namespace=config_namespace, **options)
         self._inference = adopt(self)
         self.inference = self._inference.inference

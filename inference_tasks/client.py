@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from celery.utils import uuid
@@ -19,9 +18,10 @@ from inference_tasks.errors import (
     ResultTimeoutError,
     TaskFailedError,
 )
+from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle, as_call
 from inference_tasks.routes import Choice, choose
 from inference_tasks.state.records import State, TaskRecord
-from inference_tasks.submission import NO_LINEAGE, Lineage, MessageTemplate, checked_arguments
+from inference_tasks.submission import NO_LINEAGE, Herald, Lineage, MessageTemplate, checked_arguments
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from inference_tasks.settings import Settings
     from inference_tasks.task import InferenceTask, SubmitOptions
 
-__all__ = ["BatchSubmission", "Call", "Client", "RefusedCall", "TaskHandle"]
+__all__ = ["Client", "Publishing", "Records"]
 
 R = TypeVar("R", covariant=True)
 
@@ -55,97 +55,7 @@ class Records(Protocol):
 
     def get(self, task_id: str) -> TaskRecord: ...
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a batch: its arguments, and its id if the caller chooses it."""
-
-    args: tuple[object, ...] = ()
-    kwargs: Mapping[str, object] = field(default_factory=dict)
-    task_id: str | None = None
-
-
-class TaskHandle(Generic[R]):
-    """One submitted task. Holds its id only, so it can be made again from the id at any time (``app.handle(id)``)."""
-
-    __slots__ = ("_client", "id")
-
-    def __init__(self, task_id: str, client: Client) -> None:
-        self.id = task_id
-        self._client = client
-
-    def __repr__(self) -> str:
-        return f"TaskHandle({self.id!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TaskHandle) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def status(self) -> TaskRecord:
-        """Look the task up: one round trip to Redis, whatever the length of the queues.
-
-        Raises:
-            TaskNotFoundError: its record has reached the end of its life.
-            StateUnavailableError: Redis did not answer.
-        """
-        return self._client.status(self.id)
-
-    async def status_async(self) -> TaskRecord:
-        """Look the task up from a coroutine; see ``status``."""
-        return await self._client.status_async(self.id)
-
-    def result(self, *, timeout_s: float | None = None) -> R:
-        """Wait until the task has ended and return its result.
-
-        Args:
-            timeout_s: longest wait; None waits as long as it takes, 0 only looks.
-
-        Raises:
-            TaskFailedError: it ended without a result.
-            ResultTimeoutError: it has not ended yet.
-            TaskNotFoundError: its record has reached the end of its life.
-        """
-        return cast(R, self._client.result(self.id, timeout_s=timeout_s))
-
-    async def result_async(self, *, timeout_s: float | None = None) -> R:
-        """Wait for the result in a coroutine; see ``result``."""
-        return cast(R, await self._client.result_async(self.id, timeout_s=timeout_s))
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedCall:
-    """A call of a batch that was not, or perhaps not, accepted: where it stood, its id, and why."""
-
-    index: int
-    task_id: str
-    error: InferenceError
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSubmission(Generic[R]):
-    """What became of the calls of one ``submit_many``.
-
-    Attributes:
-        accepted: one handle for each accepted call, in the order of the calls.
-        refused: calls that were surely not accepted.
-        unknown: calls of which that is not known; submitting the same ids again is harmless.
-    """
-
-    accepted: tuple[TaskHandle[R], ...]
-    refused: tuple[RefusedCall, ...] = ()
-    unknown: tuple[RefusedCall, ...] = ()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every call was accepted."""
-        return not self.refused and not self.unknown
-
-    def raise_for_refused(self) -> None:
-        """Raise the error of the first call that was not accepted, if there is one."""
-        for one in (*self.refused, *self.unknown):
-            raise one.error
+    def result(self, task_id: str) -> object: ...
 
 
 class Client:
@@ -158,8 +68,17 @@ class Client:
         publisher: Publishing,
         records: Records,
         queue_by_lane: Mapping[tuple[str, str], str],
+        *,
+        herald: Herald | None,
     ) -> None:
+        """Make a client.
+
+        Args:
+            queue_by_lane: {(tier, lane): queue}.
+            herald: tells listeners and monitors of what was sent; None where nothing is sent.
+        """
         self._app = app
+        self._herald = herald
         self._settings = settings
         self._publisher = publisher
         self._records = records
@@ -175,8 +94,7 @@ class Client:
     ) -> TaskHandle[R]:
         """Submit one call; see ``InferenceTask.submit``."""
         outgoing = self._outgoing(task, args, kwargs, options)
-        self._raise_unless_accepted(self._publisher.send(outgoing, self._patience_s(options)), outgoing)
-        return TaskHandle(outgoing.task_id, self)
+        return self._handle(outgoing, self._publisher.send(outgoing, self._patience_s(options)))
 
     async def submit_async(
         self,
@@ -187,9 +105,7 @@ class Client:
     ) -> TaskHandle[R]:
         """Submit one call from a coroutine."""
         outgoing = self._outgoing(task, args, kwargs, options)
-        outcome = await self._publisher.send_async(outgoing, self._patience_s(options))
-        self._raise_unless_accepted(outcome, outgoing)
-        return TaskHandle(outgoing.task_id, self)
+        return self._handle(outgoing, await self._publisher.send_async(outgoing, self._patience_s(options)))
 
     def submit_many(
         self,
@@ -199,7 +115,7 @@ class Client:
     ) -> BatchSubmission[R]:
         """Submit many calls; see ``Submitter.submit_many``."""
         messages = self._all_outgoing(task, calls, options)
-        return self._report(messages, self._publisher.send_many(messages, self._patience_s(options)))
+        return self._report(messages, self._publisher.send_many(messages, options.confirm_timeout_s))
 
     async def submit_many_async(
         self,
@@ -209,7 +125,7 @@ class Client:
     ) -> BatchSubmission[R]:
         """Submit many calls from a coroutine."""
         messages = self._all_outgoing(task, calls, options)
-        return self._report(messages, await self._publisher.send_many_async(messages, self._patience_s(options)))
+        return self._report(messages, await self._publisher.send_many_async(messages, options.confirm_timeout_s))
 
     def status(self, task_id: str) -> TaskRecord:
         """Look a task up by its id; see ``TaskHandle.status``."""
@@ -266,7 +182,7 @@ class Client:
         nonce = uuid4().hex
         messages: list[Outgoing] = []
         for index, item in enumerate(calls):
-            call = _as_call(item, index, task.name)
+            call = as_call(item, index, task.name)
             try:
                 checked_arguments(task, call.args, call.kwargs)
                 messages.append(
@@ -308,10 +224,13 @@ class Client:
         bound = self._settings.tiers[tier].bound if tier else None
         return error_for(outcome, outgoing, tier=tier, bound=bound)
 
-    def _raise_unless_accepted(self, outcome: Outcome, outgoing: Outgoing) -> None:
+    def _handle(self, outgoing: Outgoing, outcome: Outcome) -> TaskHandle[Any]:
         error = self._error(outcome, outgoing)
         if error is not None:
             raise error
+        if self._herald is not None:
+            self._herald.accepted(outgoing)
+        return TaskHandle(outgoing.task_id, self)
 
     def _report(self, messages: list[Outgoing], outcomes: list[Outcome]) -> BatchSubmission[Any]:
         accepted: list[TaskHandle[Any]] = []
@@ -319,6 +238,8 @@ class Client:
         unknown: list[RefusedCall] = []
         for index, (outgoing, outcome) in enumerate(zip(messages, outcomes, strict=True)):
             if isinstance(outcome, Accepted):
+                if self._herald is not None:
+                    self._herald.accepted(outgoing, with_event=False)
                 accepted.append(TaskHandle(outgoing.task_id, self))
                 continue
             error = self._error(outcome, outgoing)
@@ -328,8 +249,7 @@ class Client:
 
     def _outcome_of(self, record: TaskRecord) -> object:
         if record.state == State.SUCCESS:
-            meta = self._app.backend.get_task_meta(record.id)
-            return meta.get("result")
+            return self._records.result(record.id)
         error = record.error
         raise TaskFailedError(
             record.id,
@@ -356,18 +276,3 @@ class _Wait:
         if left_s <= 0:
             raise ResultTimeoutError(self._task_id, timeout_s=self._timeout_s, state=record.state)
         return min(pause_s, left_s)
-
-
-def _as_call(item: Call | tuple[object, ...] | Mapping[str, object], index: int, task: str) -> Call:
-    if isinstance(item, Call):
-        return item
-    if isinstance(item, tuple | list):
-        return Call(tuple(item))
-    if isinstance(item, Mapping):
-        return Call(kwargs=item)
-    # A bare string is the likely slip, and iterating over its letters the silent failure.
-    raise InvalidArgumentsError(
-        f"Call {index} of {task}: expected a tuple of arguments such as ({item!r},), a mapping of keyword arguments or "
-        f"a Call, found {type(item).__name__}.",
-        task=task,
-    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from celery import signals
 from celery.utils.saferepr import saferepr
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from inference_tasks.broker.messages import Outgoing, Properties
 from inference_tasks.errors import InvalidArgumentsError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from inference_tasks.task import InferenceTask
 
-__all__ = ["Lineage", "MessageTemplate", "checked_arguments"]
+__all__ = ["NO_LINEAGE", "Herald", "Lineage", "MessageTemplate", "checked_arguments"]
 
 _EMBED: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _NO_KWARGS_REPR = saferepr({})
@@ -53,6 +54,51 @@ def checked_arguments(task: InferenceTask[..., object], args: tuple[object, ...]
         check(*args, **kwargs)
     except TypeError as error:
         raise InvalidArgumentsError(f"The arguments do not fit {task.name}: {error}.", task=task.name) from error
+
+
+class Herald:
+    """Tells of what was accepted as Celery does: the signal ``after_task_publish``, and the event ``task-sent``."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._sends_events = bool(app.conf.task_send_sent_event)
+        # Not enabled: it is given a producer with each event.
+        self._dispatcher = app.events.Dispatcher(enabled=False)
+
+    def accepted(self, outgoing: Outgoing, *, with_event: bool = True) -> None:
+        """Tell of one accepted message.
+
+        Args:
+            with_event: whether monitors are told; a batch would double its messages by that.
+        """
+        headers = outgoing.properties.headers
+        if signals.after_task_publish.receivers:
+            signals.after_task_publish.send(
+                sender=headers["task"],
+                body=loads(outgoing.body),
+                headers=headers,
+                exchange=outgoing.exchange,
+                routing_key=outgoing.routing_key,
+            )
+        if with_event and self._sends_events:
+            ours = cast("Mapping[str, object]", headers[HEADER])
+            event = {
+                "uuid": headers["id"],
+                "root_id": headers["root_id"],
+                "parent_id": headers["parent_id"],
+                "name": headers["task"],
+                "args": headers["argsrepr"],
+                "kwargs": headers["kwargsrepr"],
+                "retries": headers["retries"],
+                "eta": headers["eta"],
+                "expires": headers["expires"],
+                "queue": outgoing.routing_key,
+                "exchange": outgoing.exchange,
+                "routing_key": outgoing.routing_key,
+                "tier": ours["tier"],
+            }
+            with self._app.producer_or_acquire() as producer:
+                self._dispatcher.publish("task-sent", event, producer)
 
 
 class MessageTemplate:
@@ -122,8 +168,21 @@ class MessageTemplate:
             "expires_at_s": expires_at_s,
             "crash_limit": task.max_crashes,
         }
+        body = self._body(args, kwargs)
+        if signals.before_task_publish.receivers:
+            # Tracing libraries put their headers in here; what they do to anything but the headers is not kept.
+            signals.before_task_publish.send(
+                sender=task.name,
+                body=(args, kwargs, dict(_EMBED)),
+                exchange=self._exchange,
+                routing_key=self._queue,
+                declare=[],
+                headers=headers,
+                properties={"correlation_id": task_id, "reply_to": self._reply_to},
+                retry_policy={},
+            )
         return Outgoing(
-            self._body(args, kwargs),
+            body,
             self._exchange,
             self._queue,
             Properties(headers=headers, priority=0, correlation_id=task_id, reply_to=self._reply_to),

@@ -15,7 +15,8 @@ from inference_tasks.routes import full_tier_name
 if TYPE_CHECKING:
     from celery import Celery
 
-    from inference_tasks.client import BatchSubmission, Call, Client, TaskHandle
+    from inference_tasks.client import Client
+    from inference_tasks.handles import BatchSubmission, Call, TaskHandle
 
 __all__ = ["InferenceDecorator", "InferenceTask", "SubmitOptions", "Submitter"]
 
@@ -245,7 +246,7 @@ class InferenceDecorator:
         """
         chosen = _task_options(options)
         # Lazy, as in Celery: nothing of the configuration is read before the task is used.
-        create = partial(self._celery_app.task, base=InferenceTask, **chosen)
+        create = partial(self._celery_app.task, base=InferenceTask, shared=False, **chosen)
         return create()(function) if function is not None else create()
 
 

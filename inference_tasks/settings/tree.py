@@ -5,6 +5,7 @@ The texts here are the only description of the settings: the commented ``config/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
@@ -55,11 +56,15 @@ def masked(url: str | None) -> str | None:
         return None
     if ";" in url:
         return ";".join(masked(one) or "" for one in url.split(";"))
-    parts = urlsplit(url)
-    head, at, host = parts.netloc.rpartition("@")
-    user, colon, _ = head.partition(":")
-    netloc = f"{user}{colon}{SECRET if colon else ''}{at}{host}"
-    return parts._replace(netloc=netloc, query=SECRET if parts.query else "").geturl()
+    # Not by urlsplit: it refuses some broken addresses, and shows a password in which there is a slash.
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    user, at, host = rest.rpartition("@")
+    if at:
+        user = f"{re.split('[:/?#]', user)[0]}:{SECRET}"
+    host, mark, _ = host.partition("?")
+    return f"{scheme}{separator}{user}{at}{host}{mark}{SECRET if mark else ''}"
 
 
 class _Masked:
