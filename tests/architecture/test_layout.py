@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 from functools import cache
@@ -94,15 +93,6 @@ def test_no_path_of_one_machine_is_named() -> None:
 
 def test_no_large_file_is_part_of_the_repository() -> None:
     assert not [relative(path) for path in tracked() if path.stat().st_size > LARGEST_FILE_BYTES]
-
-
-def test_every_module_says_in_its_first_line_what_it_is() -> None:
-    silent = []
-    for path in modules():
-        tree = ast.parse(path.read_text())
-        if tree.body and not ast.get_docstring(tree):
-            silent.append(relative(path))
-    assert not silent
 
 
 @pytest.mark.parametrize("name", ["routing", "config"])
