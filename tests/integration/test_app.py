@@ -153,6 +153,23 @@ def test_an_adopted_app_submits_like_one_of_ours(amqp_url: str, redis_url: str, 
         inference.publisher.close()
 
 
+def test_monitors_hear_of_a_submit_with_its_tier(app: InferenceApp, classify: Any) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def on_sent(event: dict[str, Any]) -> None:
+        heard.append(event)
+        receiver.should_stop = True
+
+    with app.connection_for_read() as connection:
+        receiver: Any = app.events.Receiver(connection, handlers={"task-sent": on_sent})
+        receiver.queue(connection.default_channel).declare()
+        task = classify.submit("cat.png")
+        receiver.capture(timeout=10, wakeup=False)
+    assert [(event["uuid"], event["tier"], event["queue"]) for event in heard] == [
+        (task.id, "realtime", inference_of(app).queue_by_lane["realtime", "fresh"])
+    ]
+
+
 def test_submitting_an_id_again_is_harmless(app: InferenceApp, classify: Any) -> None:
     first = classify.options(task_id="mine").submit("cat.png")
     record = first.status()

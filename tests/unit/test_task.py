@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
-from inference_tasks import CallerError, InferenceApp, InferenceTask, UnknownOptionError, UnknownTierError
+from inference_tasks import CallerError, InferenceApp, InferenceTask, TaskHandle, UnknownOptionError, UnknownTierError
+
+
+def _what_a_type_checker_must_see(app: InferenceApp) -> None:
+    """Is never run: the type checker keeps these lines true."""
+
+    @app.inference(tier="realtime", timeout_s=2.0)
+    def classify(path: str, *, size: int = 1) -> dict[str, int]:
+        return {path: size}
+
+    @app.inference
+    def bare(path: str) -> float:
+        return float(path)
+
+    @app.inference(bind=True)
+    def bound(self: InferenceTask[..., object], path: str) -> str:
+        return self.name + path
+
+    @app.model
+    def load() -> list[int]:
+        return [1]
+
+    assert_type(classify("cat.png", size=2), dict[str, int])
+    assert_type(classify.submit("cat.png"), TaskHandle[dict[str, int]])
+    assert_type(classify.submit("cat.png").result(), dict[str, int])
+    assert_type(classify.options(tier="offline").submit("cat.png").result(), dict[str, int])
+    assert_type(bare.submit("1").result(), float)
+    assert_type(bound.submit("x").result(), str)
+    assert_type(load(), list[int])
+    classify.submit(1)  # type: ignore[arg-type]
+    classify.submit("cat.png", colour=1)  # type: ignore[call-arg]
+    app.inference(teir="x")  # type: ignore[call-overload]
 
 
 @pytest.fixture
