@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from kombu import Connection
 
 from inference_routing.topology import BindingSpec, Difference, ExchangeSpec, QueueSpec, Topology, differences
+from inference_tasks.broker.dial import dial
 from inference_tasks.broker.management import Management, ManagementError
 from inference_tasks.errors import BrokerUnavailableError, DeploymentError
 
@@ -21,11 +23,10 @@ log = logging.getLogger(__name__)
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
 
-# The broker's words: inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received the value '9' of type 'long'
-# but current is the value '2' of type 'long' (or: received none, current is none).
+# The broker's words: inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received '9' but current is '2', where
+# either may be none, and where the values of some arguments come with their types.
 _INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<argument>[^']+)'.*?received (?:none|the value '(?P<wanted>[^']*)'.*?|'(?P<wanted2>[^']*)')"
-    r" but current is (?:none|the value '(?P<found>[^']*)'|'(?P<found2>[^']*)')"
+    r"inequivalent arg '(?P<argument>x-[^']+)'.* but current is (?:none|(?:the value )?'(?P<found>[^']*)')"
 )
 
 
@@ -62,12 +63,12 @@ def declare(
         for exchange in (topology.exchange, *topology.delay.exchanges):
             session.exchange(exchange)
         found = [*topology.queues, *topology.delay.queues]
-        refused = {queue.name: text for queue in found if (text := session.queue(queue)) is not None}
+        other = {queue.name: arguments for queue in found if (arguments := session.queue(queue)) is not None}
         for binding in (*topology.bindings, *topology.delay.bindings):
             session.bind(binding)
     if topology.policies:
         _set_policies(topology, management)
-    differing = _differences(found, refused, management)
+    differing = _differences(found, other, management)
     for name in dict.fromkeys(one.queue for one in differing):
         told = (f"{one.argument} is {one.found!r}, not {one.wanted!r}" for one in differing if one.queue == name)
         log.warning(
@@ -87,7 +88,7 @@ def check(
         BrokerUnavailableError: the broker cannot be reached.
     """
     missing: list[str] = []
-    refused: dict[str, str] = {}
+    other: dict[str, Mapping[str, object]] = {}
     existing: list[QueueSpec] = []
     with _session(url, connect_timeout_s) as session:
         management = _management(management_url, session.vhost)
@@ -102,10 +103,10 @@ def check(
                 continue
             existing.append(queue)
             # It exists, so declaring it creates nothing; it only asks whether the arguments agree.
-            text = session.queue(queue)
-            if text is not None:
-                refused[queue.name] = text
-    return TopologyReport(tuple(_differences(existing, refused, management)), tuple(missing))
+            arguments = session.queue(queue)
+            if arguments is not None:
+                other[queue.name] = arguments
+    return TopologyReport(tuple(_differences(existing, other, management)), tuple(missing))
 
 
 def broker_version(url: str, *, connect_timeout_s: float = 3.0) -> tuple[int, ...]:
@@ -159,16 +160,33 @@ class _Session:
         elif code and not (code == ACCESS_REFUSED and self.exists_exchange(wanted.name)):
             raise DeploymentError(f"Exchange {wanted.name!r} could not be declared: {text}")
 
-    def queue(self, wanted: QueueSpec) -> str | None:
-        """Declare a queue; return None, or the broker's words if it exists with other arguments."""
-        code, text = self._attempt(
-            "queue_declare", wanted.name, durable=wanted.durable, auto_delete=False, arguments=dict(wanted.arguments)
-        )
-        if code == PRECONDITION_FAILED:
-            return text
-        if code and not (code == ACCESS_REFUSED and self.exists_queue(wanted.name)):
-            raise DeploymentError(f"Queue {wanted.name!r} could not be declared: {text}")
-        return None
+    def queue(self, wanted: QueueSpec) -> Mapping[str, object] | None:
+        """Declare a queue; return None, or its arguments, as far as the broker tells them, if they are others.
+
+        The broker names one argument in each refusal, so the next attempt takes that one over, until none is left.
+        """
+        arguments: dict[str, object] = dict(wanted.arguments)
+        for attempt in itertools.count():
+            code, text = self._attempt(
+                "queue_declare", wanted.name, durable=wanted.durable, auto_delete=False, arguments=arguments
+            )
+            if not code:
+                return arguments if attempt else None
+            if code == ACCESS_REFUSED and self.exists_queue(wanted.name):
+                return None
+            if code != PRECONDITION_FAILED:
+                raise DeploymentError(f"Queue {wanted.name!r} could not be declared: {text}")
+            refusal = _INEQUIVALENT.search(text)
+            if refusal is None or str(arguments.get(refusal["argument"])) == refusal["found"]:
+                log.warning("Queue %s is used as it is: %s", wanted.name, text)
+                return arguments
+            if refusal["found"] is None:
+                arguments.pop(refusal["argument"], None)
+            else:
+                arguments[refusal["argument"]] = (
+                    int(refusal["found"]) if refusal["found"].isdigit() else refusal["found"]
+                )
+        raise AssertionError("unreachable")
 
     def bind(self, wanted: BindingSpec) -> None:
         method = f"{wanted.destination_type}_bind"
@@ -194,9 +212,8 @@ class _Session:
 
 @contextmanager
 def _session(url: str, connect_timeout_s: float) -> Iterator[_Session]:
-    connection = Connection(url, connect_timeout=connect_timeout_s)
+    connection = dial(url, connect_timeout_s)
     try:
-        connection.connect()
         yield _Session(connection)
     except connection.connection_errors as exc:
         raise BrokerUnavailableError(str(exc) or type(exc).__name__) from exc
@@ -223,35 +240,20 @@ def _set_policies(topology: Topology, management: Management | None) -> None:
 
 
 def _differences(
-    queues: list[QueueSpec], refused: Mapping[str, str], management: Management | None
+    queues: list[QueueSpec], other: Mapping[str, Mapping[str, object]], management: Management | None
 ) -> list[Difference]:
-    """Say how the refused queues differ: all of it from the management API, else the first of it from the refusal."""
-    if not refused:
+    """Compare the arguments: all of them with the management API, without it those that the broker itself compares."""
+    if not other:
         return []
-    found: Mapping[str, Mapping[str, object]] = {}
+    found = other
     if management is not None:
         try:
             found = management.arguments_by_queue()
         except ManagementError as exc:
-            log.debug("arguments of queues are read from the broker's refusals: %s", exc)
-    differing: list[Difference] = []
-    for queue in queues:
-        if queue.name not in refused:
-            continue
-        if queue.name in found:
-            differing += differences(queue, found[queue.name])
-        else:
-            differing += _from_refusal(queue, refused[queue.name])
-    return differing
-
-
-def _from_refusal(queue: QueueSpec, text: str) -> list[Difference]:
-    matched = _INEQUIVALENT.search(text)
-    if matched is None:
-        return [Difference(queue.name, "arguments", None, text, "new queue")]
-    argument = matched["argument"]
-    value = matched["found"] if matched["found"] is not None else matched["found2"]
-    current = {name: wanted for name, wanted in queue.arguments.items() if name != argument}
-    if value is not None:
-        current[argument] = value
-    return differences(queue, current)
+            log.debug("arguments of queues are known only from the broker's refusals: %s", exc)
+    return [
+        difference
+        for queue in queues
+        if queue.name in other
+        for difference in differences(queue, found.get(queue.name, other[queue.name]))
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 from celery.beat import Scheduler
+from celery.schedules import schedule
 from kombu import Connection, Queue
 
 from inference_tasks import InferenceApp
@@ -44,15 +45,26 @@ def make_app(amqp_url: str, redis_url: str, namespace: str, **broker: Any) -> In
 def app(amqp_url: str, redis_url: str, namespace: str) -> Iterator[InferenceApp]:
     app = make_app(amqp_url, redis_url, namespace)
     yield app
-    app.amqp.door.publisher.close()
+    close(app)
+
+
+def close(app: InferenceApp) -> None:
+    amqp: Any = app.amqp
+    amqp.door.publisher.close()
+
+
+def task(app: InferenceApp, name: str) -> Any:
+    """A task as Celery has it: its stubs know nothing of options of ours."""
+    return app.tasks[name]
 
 
 def take(url: str, queue: str, wait_s: float = 0.0) -> list[Any]:
     deadline_s = time.monotonic() + wait_s
     with Connection(url) as connection:
+        channel: Any = connection.default_channel
         taken: list[Any] = []
         while True:
-            message = connection.default_channel.basic_get(queue, no_ack=True)
+            message = channel.basic_get(queue, no_ack=True)
             if message is not None:
                 taken.append(message)
             elif taken or time.monotonic() > deadline_s:
@@ -71,7 +83,7 @@ class TestFromAClient:
         self, app: InferenceApp, amqp_url: str
     ) -> None:
         before_s = time.time()
-        result = app.tasks["classify"].delay("cat.png")
+        result = task(app, "classify").delay("cat.png")
         (message,) = take(amqp_url, "inference.realtime")
         header = message.headers["inference"]
         assert before_s <= header["submitted_at_s"] <= time.time()
@@ -96,7 +108,7 @@ class TestFromAClient:
     def test_a_tier_asked_for_at_the_call_is_used_whichever_way_it_is_sent(
         self, app: InferenceApp, amqp_url: str, way: str, rabbitmq: RabbitMQNode, vhost: str
     ) -> None:
-        classify = app.tasks["classify"]
+        classify = task(app, "classify")
         if way == "apply_async":
             classify.apply_async(("a",), tier="P2", timeout_s=5)
         elif way == "signature":
@@ -108,10 +120,12 @@ class TestFromAClient:
         elif way == "group":
             group(classify.s("a").set(tier="offline")).apply_async()
         elif way == "chain":
-            chain(classify.s("a").set(tier="offline"), app.tasks["plain"].si()).apply_async()
+            chain(classify.s("a").set(tier="offline"), task(app, "plain").si()).apply_async()
         elif way == "beat":
             scheduler = Scheduler(app, lazy=True)
-            entry = scheduler.Entry("every", "classify", schedule=1, args=("a",), options={"tier": "p2"}, app=app)
+            entry = scheduler.Entry(
+                "every", "classify", schedule=schedule(1), args=("a",), options={"tier": "p2"}, app=app
+            )
             scheduler.apply_async(entry, producer=app.amqp.Producer(app.connection_for_write(), auto_declare=False))
         else:
             with app.connection_for_write() as connection:
@@ -123,12 +137,12 @@ class TestFromAClient:
         assert connections(rabbitmq, vhost) == 1
 
     def test_what_names_no_tier_goes_to_the_default_one(self, app: InferenceApp, amqp_url: str) -> None:
-        app.tasks["plain"].delay()
+        task(app, "plain").delay()
         app.send_task("nobody-knows")
         assert len(take(amqp_url, "inference.batch")) == 2
 
     def test_expires_is_kept_by_the_header_and_not_by_the_broker(self, app: InferenceApp, amqp_url: str) -> None:
-        app.tasks["classify"].apply_async(("a",), expires=7)
+        task(app, "classify").apply_async(("a",), expires=7)
         (message,) = take(amqp_url, "inference.realtime")
         header = message.headers["inference"]
         assert header["expires_at_s"] == pytest.approx(header["submitted_at_s"] + 7, abs=0.5)
@@ -138,7 +152,7 @@ class TestFromAClient:
         self, app: InferenceApp, amqp_url: str
     ) -> None:
         sent_at_s = time.time()
-        result = app.tasks["classify"].apply_async(("a",), countdown=1.2)
+        result = task(app, "classify").apply_async(("a",), countdown=1.2)
         assert take(amqp_url, "inference.realtime") == []
         (message,) = take(amqp_url, "inference.realtime.returned", wait_s=10)
         assert 2.0 <= time.time() - sent_at_s < 8
@@ -148,7 +162,7 @@ class TestFromAClient:
     def test_a_full_queue_is_told_by_type_on_the_same_connection(
         self, app: InferenceApp, amqp_url: str, rabbitmq: RabbitMQNode, vhost: str
     ) -> None:
-        classify = app.tasks["classify"]
+        classify = task(app, "classify")
         for _ in range(BOUND):
             classify.delay("a")
         for _ in range(5):
@@ -165,41 +179,41 @@ class TestFromAClient:
         self, app: InferenceApp, amqp_url: str
     ) -> None:
         with pytest.raises(QueueFullError):
-            group(app.tasks["classify"].s(str(number)) for number in range(BOUND + 2)).apply_async()
+            group(task(app, "classify").s(str(number)) for number in range(BOUND + 2)).apply_async()
         assert len(take(amqp_url, "inference.realtime")) == BOUND
 
     def test_too_large_is_told_before_anything_is_sent(self, app: InferenceApp) -> None:
         with pytest.raises(MessageTooLargeError):
-            app.tasks["classify"].delay("x" * 2_000_000)
+            task(app, "classify").delay("x" * 2_000_000)
 
     def test_an_absent_broker_is_told_by_type_after_celerys_own_retries(self, redis_url: str, namespace: str) -> None:
         app = make_app("amqp://guest:guest@127.0.0.1:1//", redis_url, namespace)
         began_s = time.monotonic()
         with pytest.raises(BrokerUnavailableError):
-            app.tasks["classify"].apply_async(("a",), task_id="unsent")
+            task(app, "classify").apply_async(("a",), task_id="unsent")
         assert time.monotonic() - began_s < 5
         with pytest.raises(BrokerUnavailableError):
-            app.tasks["classify"].apply_async(("a",), retry=False)
+            task(app, "classify").apply_async(("a",), retry=False)
         with pytest.raises(TaskNotFoundError):
             app.status("unsent")
-        app.amqp.door.publisher.close()
+        close(app)
 
     def test_a_queue_of_the_users_own_is_declared_and_gets_the_message_as_it_is(
         self, app: InferenceApp, amqp_url: str, rabbitmq: RabbitMQNode, vhost: str
     ) -> None:
         own = Queue("mine", routing_key="mine", queue_arguments={"x-max-length": 5})
-        app.tasks["plain"].apply_async((1,), queue=own)
+        task(app, "plain").apply_async((1,), queue=own)
         (message,) = take(amqp_url, "mine")
         assert "inference" not in message.headers
         assert connections(rabbitmq, vhost) == 1
 
     def test_the_sent_event_follows_the_task(self, app: InferenceApp, amqp_url: str) -> None:
-        app.tasks["plain"].delay()  # declares the exchange of the events
+        task(app, "plain").delay()  # declares the exchange of the events
         with Connection(amqp_url) as connection:
-            channel = connection.default_channel
+            channel: Any = connection.default_channel
             channel.queue_declare("events", auto_delete=False)
             channel.queue_bind("events", "celeryev", "#")
-        result = app.tasks["classify"].delay("a")
+        result = task(app, "classify").delay("a")
         (event,) = take(amqp_url, "events", wait_s=5)
         assert result.id in event.body
         assert '"queue": "inference.realtime"' in event.body
@@ -257,40 +271,40 @@ class TestFromATask:
         with WorkerProcess.celery("vision:app", directory=tmp_path, env=environ) as worker:
             worker.wait_for(WorkerProcess.READY)
             yield app
-        app.amqp.door.publisher.close()
+        close(app)
 
     def test_the_next_step_of_a_chain_is_admitted_though_its_tier_is_full(
         self, worker_app: InferenceApp, amqp_url: str
     ) -> None:
-        first, second = worker_app.tasks["first"], worker_app.tasks["second"]
+        first, second = task(worker_app, "first"), task(worker_app, "second")
         result = chain(first.s("a"), second.s()).apply_async()
         assert result.get(timeout=20) == [["a", "inference.realtime"], "inference.batch.returned", "batch"]
 
     def test_a_tier_asked_for_at_the_start_of_a_canvas_holds_for_its_later_steps(
         self, worker_app: InferenceApp
     ) -> None:
-        first, second = worker_app.tasks["first"], worker_app.tasks["second"]
+        first, second = task(worker_app, "first"), task(worker_app, "second")
         result = chain(first.s("a").set(tier="offline"), second.s()).apply_async()
         assert result.get(timeout=20) == [["a", "inference.offline"], "inference.offline.returned", "offline"]
 
     def test_a_tier_of_the_step_itself_comes_first(self, worker_app: InferenceApp) -> None:
-        first, second = worker_app.tasks["first"], worker_app.tasks["second"]
+        first, second = task(worker_app, "first"), task(worker_app, "second")
         result = chain(first.s("a").set(tier="offline"), second.s().set(tier="realtime")).apply_async()
         assert result.get(timeout=20)[1:] == ["inference.realtime.returned", "realtime"]
 
     def test_a_chord_calls_back(self, worker_app: InferenceApp) -> None:
-        first, second = worker_app.tasks["first"], worker_app.tasks["second"]
+        first, second = task(worker_app, "first"), task(worker_app, "second")
         header = [first.s(number).set(tier=tier) for number, tier in enumerate(("realtime", "offline"))]
         result = chord(header)(second.s())
         assert result.get(timeout=20)[1] in {"inference.batch.returned", "inference.offline.returned"}
 
     def test_a_retry_keeps_its_tier_and_comes_back_through_the_returned_lane(self, worker_app: InferenceApp) -> None:
-        result = worker_app.tasks["again"].apply_async(tier="offline")
+        result = task(worker_app, "again").apply_async(tier="offline")
         routing_key, lane = result.get(timeout=20)
         assert routing_key.endswith("inference.offline.returned")
         assert lane == "returned"
         assert worker_app.status(result.id).tier == "offline"
 
     def test_what_a_task_submits_is_admitted_work(self, worker_app: InferenceApp) -> None:
-        child_id = worker_app.tasks["parent"].delay().get(timeout=20)
+        child_id = task(worker_app, "parent").delay().get(timeout=20)
         assert worker_app.AsyncResult(child_id).get(timeout=20)[1] == "inference.batch.returned"

@@ -54,7 +54,8 @@ def declare_queues(url: str, *, narrow_type: str = "classic") -> None:
 def take(url: str, queue: str) -> list[Any]:
     taken = []
     with Connection(url) as connection:
-        while (message := connection.default_channel.basic_get(queue, no_ack=True)) is not None:
+        channel: Any = connection.default_channel
+        while (message := channel.basic_get(queue, no_ack=True)) is not None:
             taken.append(message)
     return taken
 
@@ -235,7 +236,8 @@ class TestNotSent:
             declared.append(None)
             if len(declared) == 1:
                 with Connection(amqp_url) as connection:
-                    connection.default_channel.queue_delete(WIDE)
+                    channel: Any = connection.default_channel
+                    channel.queue_delete(WIDE)
 
         publisher = publishers(amqp_url, declare=declare, exchanges=[EXCHANGE])
         assert publisher.send(message(1)) == Accepted()
