@@ -13,12 +13,12 @@ import redis.asyncio
 
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.aio import AsyncTaskStore
-from inference_tasks.state.records import Claimant, Finish, NewTask, SubmitAnswer, Verdict, WorkerBeat
+from inference_tasks.state.records import Claimant, Finish, NewTask, SubmitAnswer, TaskError, Verdict, WorkerBeat
 from inference_tasks.state.store import TaskStore
 from tests.support.task_stores import FakeHarness, RedisHarness, StoreHarness
 
 LEASE_S = 30.0
-OOPS = {"type": "ValueError", "message": "oops"}
+OOPS: TaskError = {"type": "ValueError", "message": "oops"}
 
 
 @pytest.fixture(params=["fake", "redis"])
@@ -31,8 +31,8 @@ def harness(request: pytest.FixtureRequest) -> Iterator[StoreHarness]:
     real.close()
 
 
-def new(task_id: str = "", *, nonce: str = "n1", **fields: object) -> NewTask:
-    task = NewTask(task_id or uuid.uuid4().hex, "vision.classify", "batch", "offline", "fresh", 0, nonce)
+def new(**fields: object) -> NewTask:
+    task = NewTask(uuid.uuid4().hex, "vision.classify", "batch", "offline", "fresh", 0, "n1")
     return task._replace(**fields)  # type: ignore[arg-type]
 
 
@@ -479,7 +479,7 @@ def test_every_key_has_an_end(real: RedisHarness) -> None:
     real.client.delete(f"{real.prefix}{{{lost.id}}}:task")
     real.store.renew([(lost.id, token, message(lost))], "w1", LEASE_S)
     real.store.claim([message(new())], "w1", LEASE_S)
-    ends = {key: real.client.ttl(key) for key in real.keys()}
+    ends = {key: real.client.ttl(key) for key in real.stored_keys()}
     assert len(ends) == 8
     assert all(0 < ttl_s <= 30 * 86400 for ttl_s in ends.values()), ends
     assert ends[f"{real.prefix}{{{done.id}}}:task"] <= 86400

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference_tasks.state.records import END_STATES, Claim, Claimant, NewTask, TaskRecord, Verdict
+from inference_tasks.state.records import END_STATES, Claim, Claimant, NewTask, TaskError, TaskRecord, Verdict
 from tests.support.task_stores import FakeHarness, RedisHarness
 
 LEASE_S = 1000.0
@@ -145,7 +145,7 @@ class TaskLife(RuleBasedStateMachine):
     @rule(data=st.data(), state=states)
     def finish(self, data: st.DataObject, state: str | None) -> None:
         held = data.draw(st.sampled_from(self.held))
-        why = {"type": "E", "message": "m"} if state in ("failed", "retrying") else None
+        why: TaskError | None = {"type": "E", "message": "m"} if state in ("failed", "retrying") else None
         answer = self.real.store.write(held.id, held.token, held.generation, state, why, b"x", 60)
         assert answer == self.fake.store.write(held.id, held.fake_token, held.generation, state, why, b"x", 60)
         if state is not None:

@@ -65,7 +65,7 @@ class RedisHarness:
         return float(seconds + micros / 1e6)
 
     def advance(self, seconds: float) -> None:
-        for key in self.keys():
+        for key in self.stored_keys():
             if key.endswith(":task"):
                 for name in _MOMENTS:
                     value = self.client.hget(key, name)
@@ -76,7 +76,7 @@ class RedisHarness:
 
     def lose_all(self) -> None:
         # Not FLUSHALL: the server is shared. Everything of this test goes, and the scripts that the server knows.
-        keys = self.keys()
+        keys = self.stored_keys()
         if keys:
             self.client.delete(*keys)
         self.client.script_flush()
@@ -85,11 +85,11 @@ class RedisHarness:
         found = self.client.get(f"{self.prefix}{{{task_id}}}:result")
         return None if found is None else str(found)
 
-    def keys(self) -> list[str]:
+    def stored_keys(self) -> list[str]:
         return [str(key) for key in self.client.scan_iter(f"{self.prefix}*", count=1000)]
 
     def close(self) -> None:
-        keys = self.keys()
+        keys = self.stored_keys()
         if keys:
             self.client.delete(*keys)
         self.client.close()

@@ -1,0 +1,66 @@
+"""What travels to the scripts and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_tasks.state import keys
+from inference_tasks.state.packing import pack_claimant, pack_submit, summed_rates, unpack_claims, unpack_record
+from inference_tasks.state.records import Claimant, NewTask, Verdict, WorkerBeat
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def test_the_keys_of_a_task_share_a_hash_slot() -> None:
+    task, result = keys.task("p:", "id"), keys.result("p:", "id")
+    assert (task, result) == ("p:{id}:task", "p:{id}:result")
+    # The scripts make the second from the first.
+    assert task.removesuffix("task") + "result" == result
+
+
+@given(task_id=texts, name=texts, tier=texts, limit=st.none() | st.integers(0, 99), at_s=st.none() | st.floats(0, 4e9))
+def test_a_message_always_travels_as_nine_fields(
+    task_id: str, name: str, tier: str, limit: int | None, at_s: float | None
+) -> None:
+    packed = pack_claimant(Claimant(task_id, name, tier, "fresh", 0, at_s, at_s, limit))
+    assert packed.count("\x1f") == 8
+    assert "\x1e" not in packed or "\x1e" in task_id + name + tier
+
+
+@given(name=texts, nonce=texts)
+def test_a_submission_always_travels_as_seven_fields(name: str, nonce: str) -> None:
+    task = NewTask("id", name, "batch", "batch", "fresh", 0, nonce, 1.0, 3.5)
+    names, args = pack_submit("p:", [task], 60)
+    assert names == ["p:{id}:task"]
+    assert args[0] == 60
+    assert str(args[1]).count("\x1f") == 6
+    assert str(args[1]).endswith("+2.500000")
+
+
+def test_answers_to_claims_are_read_whether_or_not_the_client_decodes() -> None:
+    lines = (
+        "100.5 130.5 7",  # now, end of the new leases, their token
+        "run 1 batch 90.0 ",
+        "run 2 batch  9",
+        "held 1 batch 7 120 w1",
+    )
+    reply = "\x1e".join(lines).replace(" ", "\x1f")
+    for form in (reply, reply.encode()):
+        first, later, held = unpack_claims(form)
+        assert first == (Verdict.RUN, 7, 1, 130.5, "batch", 10.5, None)
+        assert later == (Verdict.RUN, 9, 2, 130.5, "batch", None, None)
+        assert held == (Verdict.HELD, 7, 1, 120.0, "batch", None, "w1")
+
+
+def test_an_empty_line_is_no_record() -> None:
+    assert unpack_record("id", "") is None
+
+
+def test_rates_are_summed_over_workers() -> None:
+    beats = [
+        WorkerBeat("a", 1, None, "solo", 1, 0, ("batch",), 0, started_per_s={"batch": 1.5}),
+        WorkerBeat("b", 2, None, "solo", 1, 0, ("batch",), 0, started_per_s={"batch": 0.5, "offline": 2.0}),
+    ]
+    assert summed_rates(beats) == pytest.approx({"batch": 2.0, "offline": 2.0})
