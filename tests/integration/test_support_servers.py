@@ -229,7 +229,7 @@ class TestProcesses:
         env = {"CELERY_BROKER_URL": amqp_url, "CELERY_RESULT_BACKEND": redis_url, **history.env}
         with WorkerProcess.celery("tests.support.plain_app", "-c", "1", directory=tmp_path, env=env) as worker:
             with app.connection_for_write(amqp_url) as connection:
-                app.send_task("add", (2, 3), connection=connection, ignore_result=True)
+                app.send_task("plain.add", (2, 3), connection=connection, ignore_result=True)
             (entry,) = history.wait_for("add")
             assert (entry["x"], entry["y"]) == (2, 3)
             assert entry.pid in {child.pid for child in worker.children()}
@@ -263,8 +263,8 @@ class TestPytestCelery:
     @pytest.mark.timeout(180)
     def test_its_setup_runs_on_local_processes(self, celery_setup: CeleryTestSetup) -> None:
         assert celery_setup.ready(control=True)
-        assert celery_setup.app.send_task("add", (20, 22)).get(timeout=20) == 42
+        assert celery_setup.app.send_task("plain.add", (20, 22)).get(timeout=20) == 42
         celery_setup.worker.kill()
         assert celery_setup.worker.container.status == "exited"
         celery_setup.worker.restart()
-        assert celery_setup.app.send_task("add", (1, 1)).get(timeout=20) == 2
+        assert celery_setup.app.send_task("plain.add", (1, 1)).get(timeout=20) == 2

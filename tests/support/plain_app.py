@@ -18,7 +18,8 @@ app.conf.update(
 )
 
 
-@app.task(name="add")
+# Celery gives a shared task to every application of the process, the next test's included.
+@app.task(name="plain.add", shared=False)
 def add(x: int, y: int) -> int:
     """Return the sum, and tell the history if the test keeps one."""
     if history.PATH_VARIABLE in os.environ:
