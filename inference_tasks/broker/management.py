@@ -56,6 +56,10 @@ class Management:
             "erlang": str(overview.get("erlang_version", "")),
         }
 
+    def nodes(self) -> list[dict[str, object]]:
+        """Return what the API says of each node of the cluster: alarms, limits, files of configuration."""
+        return cast("list[dict[str, object]]", self._call("GET", "nodes"))
+
     def queue(self, name: str) -> dict[str, object] | None:
         """Return what the API says of a queue, None if there is no such queue."""
         try:

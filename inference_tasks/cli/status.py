@@ -1,0 +1,85 @@
+"""``inference-tasks status`` and ``result``: what became of a task."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from inference_tasks.cli.exit import TASK_FAILED
+from inference_tasks.cli.invocation import Invocation, command_options
+from inference_tasks.cli.screen import clock_time
+from inference_tasks.state.records import State, TaskRecord
+
+__all__ = ["result", "result_view", "status"]
+
+_STYLES = {
+    State.SUCCESS: "green",
+    State.FAILED: "red",
+    State.EXPIRED: "yellow",
+    State.CANCELLED: "yellow",
+    State.DROPPED: "yellow",
+    State.PROCESSING: "cyan",
+}
+
+
+@click.command()
+@click.argument("task_id", metavar="ID")
+@click.option(
+    "--watch", is_flag=True, help="Look again every second until the task has ended; exit code 6 if it fails."
+)
+@command_options
+def status(invocation: Invocation, *, task_id: str, watch: bool) -> None:
+    """Show where task ID stands."""
+    inference = invocation.inference
+    if not watch:
+        record = inference.status(task_id)
+        invocation.screen.show(record.as_dict(), lambda: record_view(record))
+        return
+    record = invocation.screen.watch(
+        lambda: inference.status(task_id),
+        TaskRecord.as_dict,
+        record_view,
+        until=lambda record: record.is_finished,
+    )
+    if record.state != State.SUCCESS:
+        click.get_current_context().exit(TASK_FAILED)
+
+
+@click.command()
+@click.argument("task_id", metavar="ID")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Longest wait, 0 to only look; then exit code 124.")
+@command_options
+def result(invocation: Invocation, *, task_id: str, timeout: float | None) -> None:
+    """Wait for the result of task ID and print it as JSON."""
+    value = invocation.inference.result(task_id, timeout_s=timeout)
+    invocation.screen.show({"id": task_id, "result": value}, lambda: result_view(value))
+
+
+def result_view(value: object) -> Text:
+    """Return a result as people read it: JSON, for it came as JSON."""
+    return Text(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def record_view(record: TaskRecord) -> Table:
+    """Return a record as a table of two columns."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    tier = record.tier if record.tier == record.tier_first else f"{record.tier} (submitted as {record.tier_first})"
+    table.add_row("task", f"{record.name}  {record.id}")
+    table.add_row("state", Text(record.state, style=_STYLES.get(State(record.state), "")))
+    table.add_row("tier", f"{tier}, lane {record.lane}")
+    table.add_row("attempts", f"{record.attempts}  (failures {record.failures}, crashes {record.crashes})")
+    if record.worker:
+        table.add_row("worker", record.worker)
+    table.add_row("submitted", clock_time(record.submitted_at_s))
+    table.add_row("started", clock_time(record.started_at_s))
+    table.add_row("finished", clock_time(record.finished_at_s))
+    if record.expires_at_s:
+        table.add_row("expires", clock_time(record.expires_at_s))
+    if record.error:
+        table.add_row("error", Text(f"{record.error['type']}: {record.error['message']}", style="red"))
+    return table

@@ -1,0 +1,120 @@
+"""``inference-tasks topology``: the exchange and queues as they should be, and as they are."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+import click
+from rich.table import Table
+
+from inference_routing.topology import Topology
+from inference_tasks.app import Inference
+from inference_tasks.broker.topology import broker_version
+from inference_tasks.broker.topology import check as compare
+from inference_tasks.cli.invocation import Invocation, command_options
+from inference_tasks.errors import DeploymentError, TopologyMismatchError
+
+__all__ = ["topology"]
+
+
+@click.group()
+def topology() -> None:
+    """Show, check and change the exchange and queues."""
+
+
+@topology.command()
+@command_options
+def show(invocation: Invocation) -> None:
+    """Show the exchange and queues that the settings ask for; no broker is asked."""
+    wanted = invocation.inference.topology
+
+    def table() -> Table:
+        view = Table(title=f"exchange {wanted.exchange.name} ({wanted.exchange.type})", box=None, title_justify="left")
+        for heading in ("queue", "tier", "lane", "arguments"):
+            view.add_column(heading, overflow="fold")
+        for queue in wanted.queues:
+            arguments = ", ".join(f"{name}={value}" for name, value in queue.arguments.items())
+            view.add_row(queue.name, queue.tier or "-", queue.lane, arguments)
+        view.caption = f"and {len(wanted.delay.queues)} delay queues {wanted.delay_prefix}…"
+        view.caption_justify = "left"
+        return view
+
+    invocation.screen.show(_as_data(wanted), table)
+
+
+@topology.command()
+@command_options
+def check(invocation: Invocation) -> None:
+    """Compare the broker with the settings; exit code 7 if they differ."""
+    inference = invocation.inference
+    broker = inference.settings.broker
+    url = cast(str, broker.url)
+    report = compare(
+        wanted_topology(inference),
+        url,
+        management_url=inference.settings.management_url,
+        connect_timeout_s=broker.connect_timeout_s,
+    )
+    lines = [f"{name} is missing" for name in report.missing]
+    lines += [
+        f"queue {one.queue}: {one.argument} is {one.found!r}, not {one.wanted!r} (changed by a {one.by})"
+        for one in report.differences
+    ]
+    answer = {
+        "is_as_wanted": report.is_as_wanted,
+        "missing": list(report.missing),
+        "differences": [
+            {"queue": one.queue, "argument": one.argument, "wanted": one.wanted, "found": one.found, "by": one.by}
+            for one in report.differences
+        ],
+    }
+    if report.is_as_wanted or invocation.screen.as_json:
+        invocation.screen.show(answer, lambda: "The broker is as the settings ask for.")
+    if not report.is_as_wanted:
+        raise TopologyMismatchError(lines)
+
+
+@topology.command()
+@command_options
+def apply(invocation: Invocation) -> None:
+    """Change the broker to what the settings ask for, without losing a message. It can be stopped and run again."""
+    try:
+        module = importlib.import_module("inference_tasks.broker.apply")
+    except ModuleNotFoundError as error:
+        raise DeploymentError(
+            "This version cannot change existing queues yet. `inference-tasks topology check` says what differs; "
+            "workers and clients use the queues as they are."
+        ) from error
+    inference = invocation.inference
+    changes = module.apply_topology(
+        wanted_topology(inference),
+        cast(str, inference.settings.broker.url),
+        management_url=inference.settings.management_url,
+        connect_timeout_s=inference.settings.broker.connect_timeout_s,
+    )
+    invocation.screen.show([str(one) for one in changes], lambda: "\n".join(map(str, changes)) or "Nothing to change.")
+
+
+def wanted_topology(inference: Inference) -> Topology:
+    """Return the topology for the version of the broker that is there."""
+    broker = inference.settings.broker
+    version = broker_version(cast(str, broker.url), connect_timeout_s=broker.connect_timeout_s)
+    return inference.settings.topology(version)
+
+
+def _as_data(wanted: Topology) -> dict[str, object]:
+    return {
+        "exchange": {"name": wanted.exchange.name, "type": wanted.exchange.type},
+        "queues": [
+            {"name": queue.name, "tier": queue.tier, "lane": queue.lane, "arguments": dict(queue.arguments)}
+            for queue in (*wanted.queues, *wanted.delay.queues)
+        ],
+        "bindings": [
+            {"source": one.source, "destination": one.destination, "routing_key": one.routing_key}
+            for one in (*wanted.bindings, *wanted.delay.bindings)
+        ],
+        "policies": [
+            {"name": one.name, "pattern": one.pattern, "definition": dict(one.definition)} for one in wanted.policies
+        ],
+    }
