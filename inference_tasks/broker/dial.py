@@ -17,7 +17,7 @@ def dial(url: str, connect_timeout_s: float) -> Connection:
         BrokerUnavailableError: none does.
     """
     connection = Connection(url, connect_timeout=connect_timeout_s)
-    failures: tuple[type[Exception], ...] = (OperationalError, *connection.connection_errors)
+    failures: tuple[type[BaseException], ...] = (OperationalError, *connection.connection_errors)
     try:
         # Not connect(): it waits two seconds before it tries the next address, or the only one once more.
         connection.ensure_connection(max_retries=max(1, len(connection.alt)), interval_start=0, interval_step=0)

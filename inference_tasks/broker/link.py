@@ -216,32 +216,30 @@ class Link:
         connection, closed = self._connection, self._closed
         if connection is None or closed is None or connection.is_closed:
             return False
-        ready = asyncio.ensure_future(connection.ready())
-        try:
-            await asyncio.wait((ready, closed), return_when=asyncio.FIRST_COMPLETED)
-            while connection.write_queue.full() and not closed.done():
-                await asyncio.wait((closed,), timeout=0.005)
-        finally:
-            ready.cancel()
+        if not _is_ready(connection):
+            ready = asyncio.ensure_future(connection.ready())
+            try:
+                await asyncio.wait((ready, closed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ready.cancel()
+        while connection.write_queue.full() and not closed.done():
+            await asyncio.wait((closed,), timeout=0.005)
         return not closed.done() and self._channel is not None and not self._channel.is_closed
 
-    async def is_blocked(self) -> bool:
+    @property
+    def is_blocked(self) -> bool:
         """Whether the broker has said that it takes nothing for now."""
-        if self._connection is None:
-            return False
-        ready = asyncio.ensure_future(self._connection.ready())
-        done, _ = await asyncio.wait((ready,), timeout=0)
-        ready.cancel()
-        return not done
+        return self._connection is not None and not _is_ready(self._connection)
 
-    def write(self, flights: Sequence[Flight], now_s: float) -> asyncio.Future[None]:
-        """Write messages at once; call only after :meth:`writable` said yes, without waiting in between."""
+    async def write(self, flights: Sequence[Flight], now_s: float) -> None:
+        """Write messages at once, and wait until the socket has taken a large write, or is gone.
+
+        Call only after :meth:`writable` said yes, without waiting in between.
+        """
         assert self._channel is not None  # writable() said so
-        return self._channel.publish(flights, now_s)
-
-    async def drained(self, drained: asyncio.Future[None]) -> None:
-        """Wait until the socket has taken a write, or is gone."""
-        if self._closed is not None:
+        assert self._closed is not None
+        drained = self._channel.publish(flights, now_s)
+        if drained is not None:
             await asyncio.wait((drained, self._closed), return_when=asyncio.FIRST_COMPLETED)
 
     def oldest_written_at_s(self) -> float | None:
@@ -278,6 +276,17 @@ class Link:
         task = asyncio.get_running_loop().create_task(close())
         self._closers.add(task)
         task.add_done_callback(self._closers.discard)
+
+
+def _is_ready(connection: Connection) -> bool:
+    """Whether ``ready()`` would return at once; asking by a task would cost as much as the write itself."""
+    asking = connection.ready()
+    try:
+        asking.send(None)
+    except StopIteration:
+        return True
+    asking.close()
+    return False
 
 
 def _text(exc: BaseException) -> str:

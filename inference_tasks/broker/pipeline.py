@@ -258,7 +258,7 @@ class Pipeline:
             return
         for flight in due:
             flight.stage = Stage.WRITTEN
-        await self._link.drained(self._link.write(due, self._loop.time()))
+        await self._link.write(due, self._loop.time())
 
     # What the broker says.
 
@@ -333,7 +333,7 @@ class Pipeline:
         while True:
             await asyncio.sleep(patience_s / 4)
             oldest_at_s = self._link.oldest_written_at_s()
-            if oldest_at_s is None or self._loop.time() - oldest_at_s < patience_s or await self._link.is_blocked():
+            if oldest_at_s is None or self._loop.time() - oldest_at_s < patience_s or self._link.is_blocked:
                 continue
             self._link.drop(f"no confirm within {patience_s:g} s")
 

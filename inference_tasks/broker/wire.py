@@ -35,6 +35,9 @@ BODY_FRAME_BYTES = 8_184
 # The headers of a message must fit one frame, and RabbitMQ's frame_max is 131 072 unless somebody lowered it.
 HEADER_FRAME_BYTES = 131_000
 
+# Smaller writes are not waited for: what callers of single messages can put into the socket's buffer is little.
+DRAIN_BYTES = 32_768
+
 _FRAME_END = b"\xce"
 _MESSAGE_ID_BYTES = 16
 
@@ -194,8 +197,8 @@ class ConfirmChannel(Channel):
         self.connection.channels[self.number] = self
         await self.open(timeout=timeout_s)
 
-    def publish(self, flights: Sequence[Flight], now_s: float) -> asyncio.Future[None]:
-        """Write all of ``flights`` as one piece, and return a future that is done once the socket has taken it.
+    def publish(self, flights: Sequence[Flight], now_s: float) -> asyncio.Future[None] | None:
+        """Write all of ``flights`` as one piece; return a future for the socket's having taken it if it is large.
 
         Raises:
             asyncio.QueueFull: the connection's writer is stuck; nothing was written.
@@ -215,8 +218,11 @@ class ConfirmChannel(Channel):
             flight.written_at_s = now_s
             self.unsettled[tag] = flight
         self.delivery_tag = tag
-        drained: asyncio.Future[None] = self.loop.create_future()
-        self.write_queue.put_nowait(ChannelFrame(payload=b"".join(parts), should_close=False, drain_future=drained))
+        payload = b"".join(parts)
+        drained: asyncio.Future[None] | None = None
+        if len(payload) >= DRAIN_BYTES:
+            drained = self.loop.create_future()
+        self.write_queue.put_nowait(ChannelFrame(payload=payload, should_close=False, drain_future=drained))
         return drained
 
     def oldest_written_at_s(self) -> float | None:
