@@ -27,7 +27,6 @@ from inference_tasks.worker.dispatcher import Dispatcher
 from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
 from inference_tasks.worker.slots import SlotPool, Slots
-from inference_tasks.worker.source import AmqpSource
 from inference_tasks.worker.tally import Tally
 
 if TYPE_CHECKING:
@@ -103,7 +102,6 @@ class TierStep(bootsteps.StartStopStep):
         c.drain()
 
     def shutdown(self, c: InferenceConsumer) -> None:
-        c.run_mailbox()
         c.leave()
 
     def register_with_event_loop(self, c: InferenceConsumer, hub: Any) -> None:
@@ -243,7 +241,7 @@ class InferenceConsumer(seam.Consumer):
     def attach(self) -> None:
         """A connection is up: declare the topology, and read from this connection from now on."""
         self.inference.declare_topology()
-        self._source = AmqpSource(self.connection, self.app.conf.accept_content, self.dispatcher.queue_lost)
+        self._source = self.inference.new_source(self.connection, self.dispatcher.queue_lost)
         self.dispatcher.attach(self._source)
         self.task_consumer = TierConsumer(self)
         self.qos = QoS(lambda prefetch_count: None, 0)
@@ -276,6 +274,7 @@ class InferenceConsumer(seam.Consumer):
             self._to_pool(self._overflow.popleft())
         again = self.dispatcher.pump()
         self.run_mailbox()
+        self._source.flush(acks_can_wait=not self.dispatcher.slots.free)
         if again:
             self._wake()
         due_s = self.dispatcher.next_overdue_s
@@ -288,7 +287,12 @@ class InferenceConsumer(seam.Consumer):
         self.dispatcher.return_overdue()
         self._wake()
 
+    def on_send_event_buffered(self) -> None:
+        """Leave events in their buffer until the next tick; Celery publishes them at each turn of its loop."""
+
     def _tick(self) -> None:
+        self._flush_events()
+        self._source.flush()
         try:
             self.dispatcher.tick()
         except TimeoutError as exc:
@@ -326,10 +330,12 @@ class InferenceConsumer(seam.Consumer):
     def call_soon_ack(self, p: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Acknowledge on the loop's thread: py-amqp's channels belong to it."""
         call = partial(p, *args, **kwargs)
-        if threading.get_ident() == self._main_thread:
-            call()
-        else:
+        if threading.get_ident() != self._main_thread:
             self._on_main(call)
+            return
+        call()
+        if self._draining:
+            self._source.flush()
 
     # -- bad messages --------------------------------------------------------------------------------------------------
 
@@ -419,7 +425,11 @@ class InferenceConsumer(seam.Consumer):
             logger.debug("the connection was lost while draining: %r", exc)
 
     def leave(self) -> None:
-        """Say no more heartbeats; what is left of the claims ends with its leases."""
+        """The last acknowledgements go out; no more heartbeats are said."""
+        self.run_mailbox()
+        if self._source is not None and self.connection is not None:
+            with suppress(*self.connection_errors):
+                self._source.flush()
         self._leases.stop()
         if self._solo_heartbeat is not None:
             self._solo_heartbeat.stop()
@@ -433,6 +443,7 @@ class _NoSource:
     def unsubscribe(self, queues: Sequence[str]) -> None: ...
     def give_back(self, message: object) -> None: ...
     def drain(self) -> None: ...
+    def flush(self, *, acks_can_wait: bool = False) -> None: ...
     def close(self) -> None: ...
 
     on_answer: Any = None

@@ -63,6 +63,8 @@ class Demand:
         self._skip_tier: str | None = None
         self._idle_since_s: float | None = None
         self._mean_s = COLD_START_S
+        self._apart_s = COLD_START_S
+        self._started_at_s = 0.0
 
     @property
     def is_subscribed(self) -> bool:
@@ -74,6 +76,11 @@ class Demand:
     def observe(self, cost_s: float) -> None:
         """A task has kept its slot this long."""
         self._mean_s += SMOOTHING * (cost_s - self._mean_s)
+
+    def started(self, now: float) -> None:
+        """A task starts at this moment."""
+        self._apart_s += SMOOTHING * (min(now - self._started_at_s, 1.0) - self._apart_s)
+        self._started_at_s = now
 
     def discarded(self, tier: str) -> None:
         """A message needed no run."""
@@ -126,7 +133,8 @@ class Demand:
                 left = elapsed  # overdue: as much again, not any moment now
             if left <= self.hold_s:
                 starts += 1 + int((self.hold_s - left) / each_s)
-        return min(MAX_WINDOW, free + starts)
+        # Where the worker itself cannot keep up with its slots, what it really starts per second is the limit.
+        return min(MAX_WINDOW, free + min(starts, int(self.hold_s / max(self._apart_s, 1e-4))))
 
     def wanted(self, inside: int, inside_lower: int, now: float) -> list[Pick]:
         """Return what to ask for now, in order; subscribes instead where there is nothing to ask for.

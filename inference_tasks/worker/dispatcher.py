@@ -114,7 +114,6 @@ class Dispatcher:
         self._handing: _Held | None = None
         self._closing = False
         self._state_lost = False
-        self.longest_hold_s = 0.0
         source.on_answer = self._on_answer
         source.on_push = self._on_push
 
@@ -299,7 +298,7 @@ class Dispatcher:
         self._deferred[held.intake.id] = held
 
     def _unfit(self, held: _Held, exc: Exception) -> None:
-        """Celery or the pool choked on the message: no message may stop a worker, so it goes where it can be looked at."""
+        """Celery or the pool choked on the message: it must not stop the worker, and goes where it can be looked at."""
         if not held.taken:
             self._picker.refund(held.pick)
         self._release_claims([(held.intake.id, held.token)])
@@ -317,8 +316,8 @@ class Dispatcher:
         held.taken = True
         now = self._clock()
         deferred = held is not self._handing
+        self._demand.started(now)
         if not deferred:
-            self.longest_hold_s = max(self.longest_hold_s, now - held.arrived_s)
             self._picker.started(held.pick, now)
         ticket = Ticket(
             intake=held.intake,
@@ -327,6 +326,7 @@ class Dispatcher:
             started_s=now,
             predicted_s=held.predicted_s,
             reserved=may_serve_reserved(held.pick.key),
+            held_s=now - held.arrived_s,
         )
         self.slots.take(ticket)
         self._observer.started(ticket)

@@ -60,6 +60,7 @@ class Leases(threading.Thread):
 
     def run(self) -> None:
         reachable = True
+        lost_before: set[str] = set()
         while not self._stop_event.is_set():
             try:
                 lost = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
@@ -74,8 +75,11 @@ class Leases(threading.Thread):
                 if not reachable:
                     logger.info("claims are renewed again")
                 reachable = True
-                if lost:
-                    logger.warning("another worker holds %s now; results from here will be refused", ", ".join(lost))
+                # A task that has just ended is found lost once, before this worker has taken note of its end.
+                lost_twice = lost_before.intersection(lost)
+                lost_before = set(lost)
+                if lost_twice:
+                    logger.warning("another worker holds %s now; results from here are refused", ", ".join(lost_twice))
             self._on_state(reachable)
             self._hurry.wait(self._interval_s if reachable else min(1.0, self._interval_s))
             self._hurry.clear()

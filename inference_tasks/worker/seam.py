@@ -11,11 +11,13 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from struct import pack
 from time import monotonic
 from typing import Any
 
 import amqp
 from amqp import spec
+from amqp.serialization import dumps
 from billiard.exceptions import WorkerLostError
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker.consumer import Consumer
@@ -24,9 +26,10 @@ from kombu.serialization import prepare_accept_content
 
 __all__ = [
     "CHANNEL_ERRORS",
-    "RUN",
     "CONNECTION_ERRORS",
+    "RUN",
     "Consumer",
+    "Outbox",
     "RecoverableConnectionError",
     "SoloHeartbeat",
     "Tasks",
@@ -41,7 +44,6 @@ __all__ = [
     "read_by_hand",
     "read_frame",
     "ready_processes",
-    "send_get",
     "unaccepted",
     "ungated",
     "wake_pair",
@@ -49,6 +51,11 @@ __all__ = [
 
 RecoverableConnectionError = amqp.exceptions.RecoverableConnectionError
 CONNECTION_ERRORS: tuple[type[BaseException], ...] = amqp.Connection.connection_errors
+#: In basic.nack: one message, and back to its queue.
+REQUEUE_BIT = 0b10
+#: Acknowledgements that are kept back at the most.
+MOST_ACKS = 16
+FRAME_END = b"\xce"
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (amqp.exceptions.ChannelError,)
 
 
@@ -71,9 +78,62 @@ def on_get_answers(channel: Any, callback: Callable[[Any], None]) -> None:
     channel._callbacks[spec.Basic.GetEmpty] = lambda *_: callback(None)
 
 
-def send_get(channel: Any, queue: str) -> None:
-    """Ask for one message without waiting for it."""
-    channel.send_method(spec.Basic.Get, "Bsb", (0, queue, False))
+class Outbox:
+    """Gathers the small frames of one connection and sends them in one write.
+
+    A task costs a get and an acknowledgement, each a system call of its own through py-amqp: together a third of a
+    worker's time with tasks of a millisecond. Frames keep their order, and ``flush`` comes before anything waits.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._raw = connection.connection
+        self._frames: list[bytes] = []
+        self._acks = 0
+
+    def adopt(self, channel: Any) -> None:
+        """Send the channel's acknowledgements and rejections through here."""
+        number = channel.channel_id
+
+        def ack(delivery_tag: int, multiple: bool = False, **_: object) -> None:
+            self._add(channel, number, spec.Basic.Ack, pack(">QB", delivery_tag, multiple))
+            self._acks += 1
+
+        def reject(delivery_tag: int, requeue: bool, **_: object) -> None:
+            self._add(channel, number, spec.Basic.Reject, pack(">QB", delivery_tag, requeue))
+
+        channel.basic_ack = ack
+        channel.basic_reject = reject
+        channel.inference_nack = lambda tag: self._add(channel, number, spec.Basic.Nack, pack(">QB", tag, REQUEUE_BIT))
+
+    def get(self, channel: Any, queue: str) -> None:
+        """Ask for one message without waiting for it."""
+        self._add(channel, channel.channel_id, spec.Basic.Get, dumps("Bsb", (0, queue, False)))
+
+    def consume(self, channel: Any, queue: str, tag: str, callback: Callable[[Any], None], on_cancel: Any) -> None:
+        """Subscribe without waiting for the answer."""
+        channel.callbacks[tag] = callback
+        channel.cancel_callbacks[tag] = on_cancel
+        arguments = dumps("BssbbbbF", (0, queue, tag, False, False, False, True, None))
+        self._add(channel, channel.channel_id, spec.Basic.Consume, arguments)
+
+    def cancel(self, channel: Any, tag: str) -> None:
+        """End a subscription without waiting for the answer."""
+        self._add(channel, channel.channel_id, spec.Basic.Cancel, dumps("sb", (tag, True)))
+
+    def _add(self, channel: Any, number: int, method: tuple[int, int], arguments: bytes) -> None:
+        if channel.connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+        size = 4 + len(arguments)
+        self._frames.append(pack(">BHIHH", 1, number, size, *method) + arguments + FRAME_END)
+
+    def flush(self, *, acks_can_wait: bool = False) -> None:
+        """Send what has been gathered; acknowledgements alone may wait for company, if there are not many."""
+        if self._frames and not (acks_can_wait and len(self._frames) == self._acks < MOST_ACKS):
+            data = b"".join(self._frames)
+            self._frames.clear()
+            self._acks = 0
+            self._raw.transport.write(data)
+            self._raw.bytes_sent += 1
 
 
 def prefetch_one(channel: Any) -> None:
@@ -91,15 +151,10 @@ def nack(message: Any) -> None:
         return
     if isinstance(channel, amqp.Channel):
         if channel.connection is not None:
-            channel.send_method(spec.Basic.Nack, "Lbb", (message.delivery_tag, False, True))
+            channel.inference_nack(message.delivery_tag)
             message._state = "REQUEUED"
     else:
         message.requeue()
-
-
-def close_soon(channel: Any) -> None:
-    """Close a channel without waiting for the answer."""
-    channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
 
 
 def read_frame(connection: Any, timeout_s: float = 0) -> bool:
@@ -157,7 +212,7 @@ def ungated(on_task_request: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def ready_processes(pool: Any) -> int:
     """Processes of a prefork pool that have finished their start-up, models included."""
-    return len(pool._pool._fileno_to_inq)
+    return len(pool._pool._fileno_to_inq) if pool._pool is not None else 0
 
 
 def unaccepted(job: object) -> bool:

@@ -26,6 +26,7 @@ class Ticket:
     started_s: float
     predicted_s: float
     reserved: bool
+    held_s: float = 0.0
     job: object | None = field(default=None, repr=False)
 
 

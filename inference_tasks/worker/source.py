@@ -24,7 +24,7 @@ Answer = Callable[[str, "Delivery | None"], None]
 
 
 class Source(Protocol):
-    """One broker, as the dispatcher uses it. No call waits for the broker.
+    """One broker, as the dispatcher uses it. No call waits for the broker; ``flush`` sends what the others gathered.
 
     ``on_answer(queue, message or None)`` is called once per asked queue, in the order of asking; ``on_push`` for a
     message of a subscription, which may arrive after its ``unsubscribe``.
@@ -47,6 +47,9 @@ class Source(Protocol):
     def drain(self) -> None:
         """Take in what has arrived already, without waiting."""
 
+    def flush(self, *, acks_can_wait: bool = False) -> None:
+        """Send what the calls so far have to say. Acknowledgements may be told to wait for the next flush."""
+
     def close(self) -> None: ...
 
 
@@ -62,6 +65,7 @@ class _QueueChannel:
         self._tags: deque[str] = deque()
         seam.on_get_answers(channel, self._got)
         seam.prefetch_one(channel)
+        source.outbox.adopt(channel)
 
     def _got(self, raw: Any) -> None:
         if self.asked:
@@ -74,13 +78,11 @@ class _QueueChannel:
         self._tags.append(f"{self.queue}#{self._number}")
         if len(self._tags) > KEPT_TAGS:
             self.channel.callbacks.pop(self._tags.popleft(), None)
-        self.channel.basic_consume(
-            self.queue, consumer_tag=self._tags[-1], nowait=True, callback=self._pushed, on_cancel=self._cancelled
-        )
+        self._source.outbox.consume(self.channel, self.queue, self._tags[-1], self._pushed, self._cancelled)
 
     def cancel(self) -> None:
         if self._tags:
-            self.channel.basic_cancel(self._tags[-1], nowait=True)
+            self._source.outbox.cancel(self.channel, self._tags[-1])
 
     def _pushed(self, raw: Any) -> None:
         self._source.on_push(self.queue, self._source.message(raw, self.channel))
@@ -101,6 +103,7 @@ class AmqpSource:
 
     def __init__(self, connection: Any, accept: Sequence[str], on_lost: Callable[[str], None]) -> None:
         self._connection = connection
+        self.outbox = seam.Outbox(connection)
         self._accept = seam.accepted_content(accept)
         self._channels: dict[str, _QueueChannel] = {}
         self._order: deque[list[Any]] = deque()
@@ -124,7 +127,7 @@ class AmqpSource:
                 entry[2] = True
                 continue
             channel.asked.append(entry)
-            seam.send_get(channel.channel, queue)
+            self.outbox.get(channel.channel, queue)
 
     def subscribe(self, queues: Sequence[str]) -> None:
         for queue in queues:
@@ -152,6 +155,10 @@ class AmqpSource:
                 self._drop_closed(exc)
         self._hand_on()
 
+    def flush(self, *, acks_can_wait: bool = False) -> None:
+        """Send what the calls so far have to say to the broker."""
+        self.outbox.flush(acks_can_wait=acks_can_wait)
+
     def wait(self, timeout_s: float) -> None:
         """Like ``drain``, but first wait up to ``timeout_s`` seconds for something to arrive."""
         try:
@@ -167,8 +174,10 @@ class AmqpSource:
     def finish(self, unanswered: Callable[[], int], timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for the answers that are still on their way."""
         end = monotonic() + timeout_s
+        self.flush()
         while unanswered() and monotonic() < end:
             self.wait(0.05)
+        self.flush()
 
     def _hand_on(self) -> None:
         while self._order and self._order[0][2]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from inference_tasks.signals import slot_freed, slot_taken
+
 if TYPE_CHECKING:
     from inference_tasks.worker.slots import Ticket
 
@@ -17,7 +19,9 @@ BUCKET_S = 1.0
 
 
 class Tally:
-    """Counts of the last minute, in buckets of a second. Thread-safe for one writer and any readers.
+    """Counts of the last minute, and the signals to whoever wants to see each start and end.
+
+    Thread-safe for one writer and any readers.
 
     Shapes: ``{tier served: {original tier: number}}``.
     """
@@ -29,9 +33,13 @@ class Tally:
 
     def started(self, ticket: Ticket) -> None:
         self._cell(ticket)[0] += 1
+        if slot_taken.receivers:
+            slot_taken.send(sender=self, at_s=ticket.started_s, held_s=ticket.held_s, **_about(ticket))
 
     def finished(self, ticket: Ticket, cost_s: float) -> None:
         self._cell(ticket)[1] += cost_s
+        if slot_freed.receivers:
+            slot_freed.send(sender=self, at_s=ticket.started_s + cost_s, cost_s=cost_s, **_about(ticket))
 
     def _cell(self, ticket: Ticket) -> list[float]:
         now = self._clock()
@@ -62,3 +70,14 @@ class Tally:
         """Starts per second by tier served, over the last minute or since the worker began."""
         span = min(WINDOW_S, max(1.0, self._clock() - self._since_s))
         return {served: round(sum(row.values()) / span, 4) for served, row in self._sums(0).items()}
+
+
+def _about(ticket: Ticket) -> dict[str, str]:
+    intake = ticket.intake
+    return {
+        "task_id": intake.id,
+        "name": intake.name,
+        "tier": intake.tier,
+        "tier_first": intake.tier_first,
+        "lane": intake.lane,
+    }
