@@ -22,15 +22,8 @@ from kombu.serialization import dumps
 from kombu.utils.functional import retry_over_time
 
 from inference_tasks.broker.addressing import Address, TierDoor, TierRequest, address
-from inference_tasks.broker.messages import (
-    PERSISTENT,
-    Declaration,
-    ExchangeDeclaration,
-    Outgoing,
-    Properties,
-    QueueDeclaration,
-    error_for,
-)
+from inference_tasks.broker.entities import declarations
+from inference_tasks.broker.messages import PERSISTENT, Outgoing, Properties, error_for
 from inference_tasks.errors import (
     BrokerUnavailableError,
     BugError,
@@ -285,7 +278,7 @@ class TierProducer:
             ),
             mandatory=mandatory or is_task,
             task=found.task if found is not None else None,
-            declare=() if found is not None else tuple(_declarations(declare or ())),
+            declare=() if found is not None else tuple(declarations(declare or ())),
         )
         publisher = self._amqp.door.publisher
         if not is_task and mode == TRANSIENT:
@@ -341,55 +334,6 @@ def _payload(
             content_encoding,
         )
     return bytes(body), content_type, content_encoding or "binary"
-
-
-def _declarations(entities: Sequence[Any]) -> Iterator[Declaration]:
-    for entity in entities:
-        if entity.no_declare:
-            continue
-        if isinstance(entity, Exchange):
-            if entity.name:
-                yield _exchange(entity)
-        else:
-            bindings = []
-            if entity.exchange is not None and entity.exchange.name:
-                yield _exchange(entity.exchange)
-                bindings.append((entity.exchange.name, entity.routing_key or ""))
-            for one in entity.bindings or ():
-                yield _exchange(one.exchange)
-                bindings.append((one.exchange.name, one.routing_key or ""))
-            yield QueueDeclaration(
-                entity.name,
-                durable=bool(entity.durable),
-                exclusive=bool(entity.exclusive),
-                auto_delete=bool(entity.auto_delete),
-                arguments=tuple(_queue_arguments(entity).items()),
-                bindings=tuple(bindings),
-            )
-
-
-def _exchange(exchange: Exchange) -> ExchangeDeclaration:
-    return ExchangeDeclaration(
-        exchange.name,
-        exchange.type,
-        durable=bool(exchange.durable),
-        auto_delete=bool(exchange.auto_delete),
-        arguments=tuple((exchange.arguments or {}).items()),
-    )
-
-
-def _queue_arguments(queue: Any) -> dict[str, object]:
-    arguments = dict(queue.queue_arguments or {})
-    for name, value, factor in (
-        ("x-expires", queue.expires, 1000),
-        ("x-message-ttl", queue.message_ttl, 1000),
-        ("x-max-length", queue.max_length, 1),
-        ("x-max-length-bytes", queue.max_length_bytes, 1),
-        ("x-max-priority", queue.max_priority, 1),
-    ):
-        if value is not None:
-            arguments[name] = int(value * factor)
-    return arguments
 
 
 def _with_policy(publish: Callable[[], None], policy: Mapping[str, Any]) -> None:
