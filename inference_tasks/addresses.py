@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from inference_tasks.broker.embedded_server import EmbeddedServer, is_installed
 from inference_tasks.celery_settings import RESULT_BACKEND
 from inference_tasks.errors import DeploymentError
 from inference_tasks.settings import Settings, masked
 
 __all__ = ["RECORD_BACKEND", "broker_in_use", "with_broker", "with_state"]
 
+EMBEDDED = "embedded"
 STATE_URL = "redis://localhost:6379/0"
 RECORD_BACKEND = "inference_tasks.app:record_backend"
 _STATE_SCHEMES = ("redis", "rediss", "redis+socket", "socket", "unix", "sentinel")
 
 
 def broker_in_use(settings: Settings) -> str:
-    """Return the broker's address when none is configured: the one place where that is decided.
+    """Return the broker's address when none is configured: that of the embedded one, started if it does not run yet.
 
     Raises:
-        DeploymentError: there is none.
+        DeploymentError: it is not installed, or does not start.
     """
-    raise DeploymentError(
-        "No broker is configured. Either set its address: INFERENCE_BROKER__URL=amqp://user:password@host:5672/vhost, "
-        "or broker.url in inference.toml. Or use the embedded broker, for development without RabbitMQ: install "
-        '"inference-tasks[embedded]" and start it with `inference-tasks dev`.'
-    )
+    if not is_installed():
+        raise DeploymentError(
+            "No broker is configured. Either set its address: INFERENCE_BROKER__URL=amqp://user:password@host:5672/vhost,"
+            " or broker.url in inference.toml. Or use the embedded broker, for development without RabbitMQ: "
+            'pip install "inference-tasks[embedded]".'
+        )
+    server = EmbeddedServer(Path(settings.broker.directory))
+    server.start()
+    return server.url
 
 
 def with_state(settings: Settings, result_backend: object, problems: list[str]) -> Settings:
     """Return the settings with the address of the state store: ``state.url``, else Celery's result backend, else local.
 
+    Called after ``with_broker``: without an address of its own, the state of the embedded broker's tasks is in it too.
     What contradicts is appended to ``problems``.
     """
     found = result_backend if isinstance(result_backend, str) else ""
@@ -48,6 +56,8 @@ def with_state(settings: Settings, result_backend: object, problems: list[str]) 
         )
     origin = settings.origin("state.url") if settings.state.url else "Celery's result_backend" if found else "default"
     url = settings.state.url or found or STATE_URL
+    if origin == "default" and settings.origin("broker.url") == EMBEDDED:
+        url, origin = EmbeddedServer(Path(settings.broker.directory)).state_url, EMBEDDED
     return replace(settings, state=replace(settings.state, url=url), origins={**settings.origins, "state.url": origin})
 
 
@@ -66,7 +76,7 @@ def with_broker(settings: Settings, celery_url: object, problems: list[str], *, 
     if not url and found:
         url, origin = found, "Celery's broker_url"
     if not url and is_needed:
-        url, origin = broker_in_use(settings), "embedded"
+        url, origin = broker_in_use(settings), EMBEDDED
     return replace(
         settings, broker=replace(settings.broker, url=url), origins={**settings.origins, "broker.url": origin}
     )

@@ -18,6 +18,10 @@ from inference_routing.topology import Topology
 from inference_tasks.addresses import RECORD_BACKEND, with_broker, with_state
 from inference_tasks.broker.addressing import TierDoor
 from inference_tasks.broker.celery_amqp import open_door
+from inference_tasks.broker.depth import Depths
+from inference_tasks.broker.embedded import EmbeddedDepths
+from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
+from inference_tasks.broker.embedded_server import EmbeddedServer, is_embedded
 from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.broker.topology import broker_version, declare
 from inference_tasks.celery_settings import AMQP_CLASS, TASK_CLASS, celery_defaults, celery_problems
@@ -65,6 +69,7 @@ class Inference:
         self.inference = InferenceDecorator(celery_app)
         self.model = ModelDecorator()
         self._settings: Settings | None = None
+        self._source: Source | None = None
         _every_inference.add(self)
 
     @property
@@ -128,7 +133,22 @@ class Inference:
             connect_timeout_s=settings.broker.connect_timeout_s,
             heartbeat_s=settings.broker.heartbeat_s,
             max_body_bytes=settings.broker.max_body_bytes,
+            embedded=self._embedded_link(),
         )
+
+    def _embedded_link(self) -> EmbeddedLinkSettings | None:
+        url = cast(str, self.settings.broker.url)
+        if not is_embedded(url):
+            return None
+        return EmbeddedLinkSettings(
+            url, self.topology, self.policy, self.declare_topology, self.settings.broker.confirm_timeout_s
+        )
+
+    def depths(self) -> Depths | EmbeddedDepths:
+        """Return what counts the messages that wait; the caller closes it."""
+        broker = self.settings.broker
+        kind = EmbeddedDepths if is_embedded(broker.url) else Depths
+        return kind(cast(str, broker.url), connect_timeout_s=broker.connect_timeout_s)
 
     @cached_property
     def client(self) -> Client:
@@ -181,9 +201,15 @@ class Inference:
         load_all(self.celery_app)
 
     def declare_topology(self) -> None:
-        """Declare what is missing of the exchange and the queues; what differs is logged and used as it is."""
+        """Declare what is missing of the exchange and the queues; what differs is logged and used as it is.
+
+        The embedded broker needs no declarations; here it is started again if it has ended.
+        """
         broker = self.settings.broker
         url = cast(str, broker.url)
+        if is_embedded(url):
+            EmbeddedServer.at(url).start()
+            return
         version = broker_version(url, connect_timeout_s=broker.connect_timeout_s)
         declare(
             self.settings.topology(version),
@@ -199,6 +225,15 @@ class Inference:
             connection: open, driven by the worker's event loop.
             on_lost: called with the name of a queue whose unacknowledged messages have gone back.
         """
+        url = cast(str, self.settings.broker.url)
+        if is_embedded(url):
+            from inference_tasks.worker.polled import EmbeddedSource
+
+            if self._source is not None:
+                # That of a lost connection: what it still holds goes back at once.
+                self._source.close()
+            self._source = EmbeddedSource(url, self.celery_app.conf.accept_content, self.topology.dead.name)
+            return self._source
         from inference_tasks.worker.source import AmqpSource
 
         return AmqpSource(connection, self.celery_app.conf.accept_content, on_lost)
@@ -212,8 +247,8 @@ class Inference:
         conf = self.celery_app.conf
         settings = load_settings(dict(conf.get(_OVERRIDES_KEY) or ()), os.environ, find_file(os.environ))
         problems = list(celery_problems(conf))
-        settings = with_state(settings, conf.result_backend, problems)
         settings = with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
+        settings = with_state(settings, conf.result_backend, problems)
         if problems:
             raise SettingsError(problems)
         topology = settings.topology()

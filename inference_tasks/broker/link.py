@@ -13,9 +13,9 @@ from aiormq.connection import Connection
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity, ChannelPreconditionFailed
 from yarl import URL
 
-from inference_tasks.broker.messages import Declaration, ExchangeDeclaration, QueueDeclaration
-from inference_tasks.broker.tickets import Flight, Verdict
-from inference_tasks.broker.wire import ConfirmChannel
+from inference_tasks.broker.messages import Declaration, ExchangeDeclaration, Outgoing, QueueDeclaration
+from inference_tasks.broker.tickets import Encoded, Flight, Verdict
+from inference_tasks.broker.wire import ConfirmChannel, encode
 
 __all__ = ["Link", "LinkSettings", "LinkUnavailableError", "broker_urls"]
 
@@ -52,6 +52,18 @@ class LinkSettings:
     name: str = "inference-tasks publisher"
     prepare: Callable[[], object] | None = None
     exchanges: frozenset[str] = frozenset({""})
+
+    def open(
+        self,
+        on_verdict: Callable[[Flight, Verdict], None],
+        on_lost: Callable[[Sequence[Flight], str], None],
+    ) -> Link:
+        """Return a link for one event loop; nothing is connected yet."""
+        return Link(self, on_verdict, on_lost)
+
+    def encode(self, outgoing: Outgoing) -> Encoded:
+        """Write a message as frames; may be called in any thread."""
+        return encode(outgoing)
 
 
 class Link:

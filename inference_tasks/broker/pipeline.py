@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference_tasks.broker.link import Link, LinkSettings, LinkUnavailableError
+from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
+from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
 from inference_tasks.broker.tickets import Encoded, Flight, Stage, Ticket, Verdict
 from inference_tasks.state.records import END_STATES, NewTask, SubmitAnswer
@@ -57,7 +58,7 @@ class PipelineSettings:
         rates: {tier: tasks drained per second}, blocking; asked at most once a second, for refusals.
     """
 
-    link: LinkSettings
+    link: LinkSettings | EmbeddedLinkSettings
     confirm_timeout_s: float
     state: Callable[[], StatePort] | None = None
     rates: Callable[[], Mapping[str, float]] | None = None
@@ -106,7 +107,7 @@ class Pipeline:
         self._state: StatePort | None = None
         self._stopping = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._link = Link(settings.link, self._on_verdict, self._on_lost)
+        self._link = settings.link.open(self._on_verdict, self._on_lost)
         self._thread = threading.Thread(target=self._run, name="inference-publisher", daemon=True)
         self._thread.start()
 

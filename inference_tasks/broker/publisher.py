@@ -12,13 +12,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from redis.asyncio import Redis
 
+from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.link import LinkSettings, broker_urls
 from inference_tasks.broker.messages import Outcome, Outgoing, TooLarge, Unknown
 from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings, StatePort
 from inference_tasks.broker.tickets import Encoded, Ticket
-from inference_tasks.broker.wire import HEADER_FRAME_BYTES, encode
+from inference_tasks.broker.wire import HEADER_FRAME_BYTES
 from inference_tasks.state.aio import AsyncTaskStore
-from inference_tasks.state.store import UNFINISHED_TTL_S
+from inference_tasks.state.store import UNFINISHED_TTL_S, plain_url
 
 __all__ = ["Publisher", "StatePort", "redis_records"]
 
@@ -49,7 +50,9 @@ def redis_records(
     """Return what makes the publisher's state port on a Redis; called again in every process that publishes."""
 
     def make() -> StatePort:
-        client = Redis.from_url(url, socket_timeout=socket_timeout_s, socket_connect_timeout=socket_timeout_s)
+        client = Redis.from_url(
+            plain_url(url), socket_timeout=socket_timeout_s, socket_connect_timeout=socket_timeout_s
+        )
         return _RedisRecords(client, prefix, unfinished_ttl_s)
 
     return make
@@ -75,6 +78,7 @@ class Publisher:
         connect_timeout_s: float = 3.0,
         heartbeat_s: int = 10,
         max_body_bytes: int = _MIB,
+        embedded: EmbeddedLinkSettings | None = None,
     ) -> None:
         """Prepare a publisher; nothing is connected yet.
 
@@ -86,11 +90,13 @@ class Publisher:
             exchanges: the exchanges that ``declare`` makes sure of.
             confirm_timeout_s: how long the broker may take to answer for a message.
             max_body_bytes: limit of body and headers together.
+            embedded: how to reach the embedded broker, if ``broker_url`` names one.
         """
         self._confirm_timeout_s = confirm_timeout_s
         self._max_body_bytes = max_body_bytes
         self._settings = PipelineSettings(
-            link=LinkSettings(
+            link=embedded
+            or LinkSettings(
                 urls=broker_urls(broker_url),
                 connect_timeout_s=connect_timeout_s,
                 heartbeat_s=heartbeat_s,
@@ -162,7 +168,7 @@ class Publisher:
     def _encode(self, outgoing: Outgoing) -> Encoded | Outcome:
         if len(outgoing.body) > self._max_body_bytes:
             return TooLarge(len(outgoing.body), self._max_body_bytes)
-        encoded = encode(outgoing)
+        encoded = self._settings.link.encode(outgoing)
         if encoded.size_bytes > self._max_body_bytes:
             return TooLarge(encoded.size_bytes, self._max_body_bytes)
         if encoded.size_bytes - len(outgoing.body) > HEADER_FRAME_BYTES:

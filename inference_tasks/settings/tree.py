@@ -88,6 +88,12 @@ class BrokerSettings(_Masked):
         "broker_url or CELERY_BROKER_URL, and if no broker is configured anywhere the embedded one, for development.",
         secret=True,
     )
+    directory: str = setting(
+        ".inference",
+        "Where the embedded broker keeps its data, log and socket; used only if no broker is configured anywhere. All "
+        "processes with the same directory share one broker. A relative path starts at the working directory, so start "
+        "clients and workers in the same one, or set an absolute path.",
+    )
     management_url: str | None = setting(
         None,
         'Address of the management API of RabbitMQ, used by `topology`, `doctor` and bounds = "policy". Unset: the '

@@ -6,7 +6,17 @@ A task's keys keep its id in braces, so that they share a hash slot. ``prefix`` 
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_PREFIX", "counters", "group", "result", "task", "worker", "workers"]
+__all__ = [
+    "DEFAULT_PREFIX",
+    "bell",
+    "counters",
+    "group",
+    "held",
+    "result",
+    "task",
+    "worker",
+    "workers",
+]
 
 DEFAULT_PREFIX = "inference:"
 
@@ -39,3 +49,13 @@ def worker(prefix: str, node: str) -> str:
 def counters(prefix: str) -> str:
     """Key of counts kept by the scripts: a hash (``stale_writes``)."""
     return f"{prefix}counters"
+
+
+def held(consumer: str) -> str:
+    """Key of what a consumer of the embedded broker holds: a hash. That broker's other keys are its scripts' own."""
+    return f"broker:held:{consumer}"
+
+
+def bell(queue: str) -> str:
+    """Channel of the embedded broker on which it is announced that a queue has something to fetch."""
+    return f"broker:bell:{queue}"

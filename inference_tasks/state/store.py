@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -27,25 +27,32 @@ from inference_tasks.state.records import (
 )
 from inference_tasks.state.script import Commands, as_text, load
 
-__all__ = ["FINISHED_TTL_S", "MAX_ERROR_CHARS", "UNFINISHED_TTL_S", "TaskStore", "client_from_url"]
+__all__ = ["FINISHED_TTL_S", "MAX_ERROR_CHARS", "UNFINISHED_TTL_S", "TaskStore", "client_from_url", "plain_url"]
 
 UNFINISHED_TTL_S = 30 * 86400
 FINISHED_TTL_S = 86400
 MAX_ERROR_CHARS = 1000
 
 
-def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
-    """Return a client with a deadline on every call; ``redis+socket://`` and ``socket://`` name a Unix socket."""
+def plain_url(url: str) -> str:
+    """Return an address as redis-py reads it; ``redis+socket://`` and ``socket://`` name a Unix socket for Celery."""
     for scheme in ("redis+socket://", "socket://"):
         if url.startswith(scheme):
-            url = "unix://" + url.removeprefix(scheme).replace("virtual_host=", "db=")
+            return "unix://" + url.removeprefix(scheme).replace("virtual_host=", "db=")
+    return url
+
+
+def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
+    """Return a client with a deadline on every call."""
+    url = plain_url(url)
+    options: dict[str, Any] = {} if url.startswith("unix://") else {"socket_keepalive": True}
     # A lost connection is tried once more at once, a time-out is not: the caller's own deadline is the next to end.
     return redis.Redis.from_url(
         url,
         socket_timeout=socket_timeout_s,
         socket_connect_timeout=socket_timeout_s,
-        socket_keepalive=None if url.startswith("unix://") else True,
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        **options,
     )
 
 

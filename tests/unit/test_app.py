@@ -187,9 +187,10 @@ def test_two_different_brokers_are_refused_without_their_passwords() -> None:
     assert "canary" not in str(caught.value)
 
 
-def test_without_a_broker_the_two_ways_on_are_named() -> None:
+def test_without_a_broker_the_two_ways_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_tasks.addresses.is_installed", lambda: False)
     app = InferenceApp("brokerless", set_as_current=False)
-    with pytest.raises(DeploymentError, match=r"INFERENCE_BROKER__URL.*inference-tasks dev"):
+    with pytest.raises(DeploymentError, match=r"INFERENCE_BROKER__URL.*inference-tasks\[embedded\]"):
         app.conf.get("broker_url")
 
 
