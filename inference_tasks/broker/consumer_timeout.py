@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from inference_tasks.broker.management import Management
+from typing import Protocol
 
 __all__ = ["DEFAULT_S", "LongTask", "NodeTimeout", "configuration_line", "long_tasks", "node_timeout"]
 
@@ -44,7 +43,13 @@ class LongTask:
     time_limit_s: float
 
 
-def node_timeout(management: Management) -> NodeTimeout | None:
+class Nodes(Protocol):
+    """What is needed of ``Management``."""
+
+    def nodes(self) -> list[dict[str, object]]: ...
+
+
+def node_timeout(management: Nodes) -> NodeTimeout | None:
     """Return the shortest consumer time-out of the broker's nodes, None if it cannot be known from here.
 
     Raises:

@@ -41,7 +41,7 @@ def doctor(invocation: Invocation, *, strict: bool) -> None:
 
     invocation.screen.show([asdict(one) for one in found], table)
     counts = {level: sum(one.level == level for one in found) for level in ("error", "warning")}
-    invocation.screen.tell(f"{counts['error']} errors, {counts['warning']} warnings")
+    invocation.screen.tell(f"errors: {counts['error']}, warnings: {counts['warning']}")
     if counts["error"] or (strict and counts["warning"]):
         click.get_current_context().exit(FINDINGS)
 
@@ -54,8 +54,8 @@ def _examine(invocation: Invocation) -> Iterator[Finding]:
     except InferenceError as problem:
         yield error("settings", str(problem), "inference-tasks settings show")
         return
-    changed = sum(row.origin != "default" for row in settings.as_rows())
-    yield fine("settings", f"namespace {settings.namespace}, {changed} values differ from the defaults' origin")
+    chosen = sum(row.origin != "default" for row in settings.as_rows())
+    yield fine("settings", f"namespace {settings.namespace}, {chosen} set, the others have their defaults")
     if invocation.has_app:
         yield from examine_tasks(inference)
     yield from examine_broker(inference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import cast
 
 import click
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from inference_routing.topology import Topology
 from inference_tasks.app import Inference
-from inference_tasks.broker.topology import broker_version
+from inference_tasks.broker.topology import TopologyReport, broker_version
 from inference_tasks.broker.topology import check as compare
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.errors import DeploymentError, TopologyMismatchError
@@ -50,13 +51,14 @@ def check(invocation: Invocation) -> None:
     inference = invocation.inference
     broker = inference.settings.broker
     url = cast(str, broker.url)
+    wanted = wanted_topology(inference)
     report = compare(
-        wanted_topology(inference),
+        wanted,
         url,
         management_url=inference.settings.management_url,
         connect_timeout_s=broker.connect_timeout_s,
     )
-    lines = [f"{name} is missing" for name in report.missing]
+    lines = list(_missing(report, wanted))
     lines += [
         f"queue {one.queue}: {one.argument} is {one.found!r}, not {one.wanted!r} (changed by a {one.by})"
         for one in report.differences
@@ -94,6 +96,16 @@ def apply(invocation: Invocation) -> None:
         connect_timeout_s=inference.settings.broker.connect_timeout_s,
     )
     invocation.screen.show([str(one) for one in changes], lambda: "\n".join(map(str, changes)) or "Nothing to change.")
+
+
+def _missing(report: TopologyReport, wanted: Topology) -> Iterator[str]:
+    of_delays = {one.name for one in wanted.delay.exchanges} | {one.name for one in wanted.delay.queues}
+    delays = [name for name in report.missing if name.partition(" ")[2] in of_delays]
+    yield from (f"{name} is missing" for name in report.missing if name not in delays)
+    if delays:
+        yield f"{len(delays)} exchanges and queues for delays are missing"
+    if report.missing:
+        yield "what is missing is declared by the first worker or submit"
 
 
 def wanted_topology(inference: Inference) -> Topology:

@@ -20,7 +20,7 @@ from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.errors import BrokerUnavailableError, DeploymentError, SettingsError
 from inference_tasks.settings.tree import CONSUMER_TIMEOUT_SINCE
 from inference_tasks.worker.gpu import Gpu, Gpus, choose, discover, environment_for, has_initialised_cuda
-from inference_tasks.worker.pool_options import PoolRequest, check_pool, pool_named
+from inference_tasks.worker.pool_options import PoolRequest, check_pool, refuse_pool
 from inference_tasks.worker.supervisor import ChildPlan, Supervisor, die_with
 
 __all__ = ["worker"]
@@ -96,7 +96,8 @@ def worker(
     """
     if not invocation.has_app:
         invocation.needs_app()
-    chosen_pool = pool_named(pool) if pool is not None else None
+    if pool is not None:
+        refuse_pool(pool)
     gpus = discover(os.environ)
     chosen = choose(gpu, gpus, restricted=_VISIBLE in os.environ)
     if len(chosen) > 1:
@@ -107,16 +108,16 @@ def worker(
         "slots": slots,
         "reserve": reserve,
         "tiers": tiers,
-        "pool": chosen_pool,
+        "pool": pool,
         "share": share,
         "hold_s": hold_s,
     }
     one = chosen[0] if chosen else None
-    _tell_device(invocation, one, gpus, gpu)
     variables = {f"INFERENCE_WORKER__{key.upper()}": str(value) for key, value in told.items() if value is not None}
     if one is not None or gpu == "none":
         variables |= environment_for(one)
     _enter(variables, is_imported=invocation.celery_app is not None)
+    _tell_device(invocation, one, gpus, gpu)
 
     inference = invocation.inference
     _check_told(inference, told)

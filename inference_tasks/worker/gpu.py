@@ -6,10 +6,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
 from inference_tasks.errors import DeploymentError
 
@@ -25,9 +25,10 @@ Source = Literal["driver", "CUDA_VISIBLE_DEVICES", "device files", "none"]
 class Nvml(Protocol):
     """The functions that are used of the module ``pynvml`` (package nvidia-ml-py)."""
 
-    NVMLError: type[Exception]
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802 -- NVIDIA's name, as are the next
 
-    def nvmlInit(self) -> object: ...  # noqa: N802 -- NVIDIA's name, as are the next
+    def nvmlInit(self) -> object: ...  # noqa: N802
 
     def nvmlShutdown(self) -> object: ...  # noqa: N802
 
@@ -74,7 +75,7 @@ class Gpus:
     found: tuple[Gpu, ...]
     source: Source
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Gpu]:
         return iter(self.found)
 
     def __len__(self) -> int:
@@ -114,8 +115,9 @@ def discover(environ: Mapping[str, str], nvml: Nvml | None = None, device_files:
     if by_driver is None:
         if visible is not None:
             return Gpus(tuple(Gpu(token) for token in _tokens(visible)), "CUDA_VISIBLE_DEVICES")
-        indices = [one.name.removeprefix("nvidia") for one in device_files.glob("nvidia[0-9]*")]
-        files = tuple(Gpu(index) for index in sorted(indices, key=lambda text: int(text)) if index.isdecimal())
+        names = [one.name.removeprefix("nvidia") for one in device_files.glob("nvidia[0-9]*")]
+        indices = sorted(int(name) for name in names if name.isdecimal())
+        files = tuple(Gpu(str(index)) for index in indices)
         return Gpus(files, "device files" if files else "none")
     if visible is None:
         return Gpus(by_driver, "driver")

@@ -6,19 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference_tasks.errors import PoolOptionError, nearest
+from inference_tasks.errors import PoolOptionError
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["POOLS", "PoolRequest", "check_pool", "pool_named"]
+__all__ = ["PoolRequest", "check_pool", "refuse_pool"]
 
-POOLS = ("prefork", "threads", "solo")
-
-_NOT_SERVED: Mapping[str, str] = {
-    "gevent": "it replaces the sockets that messages are taken by. Use threads",
-    "eventlet": "it replaces the sockets that messages are taken by. Use threads",
-}
+_SOCKETS = "it replaces the sockets by which messages are taken. Use threads"
+_NOT_SERVED: Mapping[str, str] = {"gevent": _SOCKETS, "eventlet": _SOCKETS}
 
 # What only a process of its own can keep, and why.
 _NEEDS_PROCESSES: Mapping[str, str] = {
@@ -48,20 +44,14 @@ class PoolRequest:
     has_cuda: bool = False
 
 
-def pool_named(text: str) -> str:
-    """Return the pool of this name.
+def refuse_pool(name: str) -> None:
+    """Refuse the pools of Celery that cannot serve tiers.
 
     Raises:
-        PoolOptionError: there is none, or it is one of Celery's that cannot serve tiers.
+        PoolOptionError: it is one of them.
     """
-    name = text.strip().lower()
     if name in _NOT_SERVED:
-        raise PoolOptionError(name, "the shares of the tiers", f"{_NOT_SERVED[name]}, or one of {', '.join(POOLS)}.")
-    if name not in POOLS:
-        guess = nearest(name, POOLS)
-        hint = f"did you mean {guess!r}?" if guess else f"choose one of {', '.join(POOLS)}."
-        raise PoolOptionError(text, "anything", f"there is no such pool; {hint}")
-    return name
+        raise PoolOptionError(name, "the shares of the tiers", f"{_NOT_SERVED[name]}, prefork or solo.")
 
 
 def check_pool(request: PoolRequest, app: Celery) -> None:
@@ -70,6 +60,7 @@ def check_pool(request: PoolRequest, app: Celery) -> None:
     Raises:
         PoolOptionError: the first such option, why, and what to do.
     """
+    refuse_pool(request.pool)
     for option, why in _problems(request, app):
         raise PoolOptionError(request.pool, option, why)
 

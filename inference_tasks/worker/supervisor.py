@@ -232,7 +232,9 @@ class Supervisor:
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         if self.is_draining:
             self._say(f"{child.plan.name} ended ({how})")
-            self._exit_code = self._exit_code or (code if code >= 0 else 128 - code)
+            # SIGTERM ends a process that has not come so far as to drain: it held nothing.
+            if code not in (0, -signal.SIGTERM):
+                self._exit_code = self._exit_code or (code if code > 0 else 128 - code)
         elif code in self._final_codes and not child.was_healthy:
             self._say(f"{child.plan.name} ended ({how}); a restart would end the same way, so all are stopped")
             self._exit_code = code

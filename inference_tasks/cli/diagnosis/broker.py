@@ -77,8 +77,8 @@ def _guest(url: str) -> Iterator[Finding]:
 
 
 def _rights(url: str, settings: Settings) -> Iterator[Finding]:
-    """Try each right on a queue that vanishes with the connection: asking needs an administrator, trying does not."""
-    exchange, queue = settings.namespace, f"{settings.namespace}.doctor.{secrets.token_hex(4)}"
+    """Try each right on a queue and an exchange that are gone at once: asking needs an administrator."""
+    name = f"{settings.namespace}.doctor.{secrets.token_hex(4)}"
     missing: list[str] = []
     with Connection(url, connect_timeout=settings.broker.connect_timeout_s) as connection:
         refused = connection.channel_errors
@@ -95,10 +95,12 @@ def _rights(url: str, settings: Settings) -> Iterator[Finding]:
             channel.close()
             return True
 
-        if attempt("configure", "queue_declare", queue, exclusive=True, auto_delete=False):
-            attempt("read", "basic_get", queue, no_ack=True)
-            if attempt("write", "exchange_declare", exchange, "topic", passive=True):
-                attempt("write", "queue_bind", queue, exchange, queue)
+        if attempt("configure", "queue_declare", name, exclusive=True, auto_delete=False):
+            attempt("read", "basic_get", name, no_ack=True)
+            if attempt("configure", "exchange_declare", name, "topic", durable=False, auto_delete=True):
+                # Writes to the queue, and reads from the exchange.
+                attempt("write", "queue_bind", name, name, name)
+                attempt("configure", "exchange_delete", name)
     pattern = rf"^({settings.namespace}|celery|amq\.gen).*"
     if missing:
         yield error(
