@@ -97,6 +97,13 @@ def test_a_record_is_not_taken_back_by_another_submission_nor_once_it_is_claimed
     assert harness.store.get(task.id).state == "processing"
 
 
+def test_a_record_that_was_ever_claimed_is_not_taken_back(harness: StoreHarness) -> None:
+    task, token = started(harness)
+    harness.store.release([(task.id, token)])
+    assert harness.store.retract([task.id], "n1") == 0
+    assert harness.store.get(task.id).state == "pending"
+
+
 def test_an_unknown_id_is_not_found(harness: StoreHarness) -> None:
     task = submitted(harness)
     with pytest.raises(TaskNotFoundError):
@@ -156,6 +163,14 @@ def test_tokens_grow_even_when_everything_is_lost(harness: StoreHarness) -> None
     harness.lose_all()
     (claim,) = harness.store.claim([message(task)], "w2", LEASE_S)
     assert claim.token > first
+
+
+def test_a_token_grows_by_one_where_the_last_is_ahead_of_the_clock(harness: StoreHarness) -> None:
+    task = new()
+    ahead = round((harness.now_s() + 1000) * 1_000_000)
+    harness.store.renew([(task.id, ahead, message(task))], "w1", LEASE_S)
+    harness.advance(LEASE_S + 1)
+    assert harness.store.claim([message(task)], "w2", LEASE_S)[0].token == ahead + 1
 
 
 def test_the_end_of_a_lease_counts_a_crash_and_lets_another_worker_run(harness: StoreHarness) -> None:
@@ -266,6 +281,15 @@ def test_a_crash_gives_the_claim_back_at_once_until_the_limit(harness: StoreHarn
     assert harness.store.crashed("nobody", 1, "w1") == (0, False)
 
 
+def test_the_crash_of_an_older_run_does_not_end_the_present_one(harness: StoreHarness) -> None:
+    task, old = started(harness)
+    harness.advance(LEASE_S + 1)
+    (claim,) = harness.store.claim([message(task)], "w2", LEASE_S)
+    assert harness.store.crashed(task.id, old, "w1") == (1, False)
+    record = harness.store.get(task.id)
+    assert (record.state, record.worker, record.token, record.crashes) == ("processing", "w2", claim.token, 1)
+
+
 # Renewing.
 
 
@@ -311,6 +335,12 @@ def test_a_claim_that_was_taken_over_after_a_loss_is_not_taken_back(harness: Sto
     harness.lose_all()
     harness.store.claim([message(task)], "w2", LEASE_S)
     assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == [task.id]
+
+
+def test_not_even_a_higher_token_takes_a_live_lease(harness: StoreHarness) -> None:
+    task, token = started(harness)
+    assert harness.store.renew([(task.id, token + 10**9, message(task))], "w2", LEASE_S) == [task.id]
+    assert harness.store.get(task.id).worker == "w1"
 
 
 # Finishing.
