@@ -36,7 +36,7 @@ DIFFERENCES = (
     "one machine, no replication; a power cut may lose the last second",
     "delayed messages are moved to their queues by a running worker",
     "topology apply, policies and the management API do not exist",
-    "what a killed worker held comes back after 5 s, not at once",
+    "what a killed worker held comes back after 3 s, not at once",
 )
 """How the embedded broker differs from RabbitMQ."""
 

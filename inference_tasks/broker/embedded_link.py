@@ -92,6 +92,8 @@ class EmbeddedLink:
         self._script = load_broker_script("publish")
         self._redis: Redis[bytes] | None = None
         self._other = _Other(settings.url, settings.timeout_s)
+        topology = settings.topology
+        self._exchanges = {topology.exchange.name, *(level.name for level in topology.delay.exchanges)}
         self._unsettled: dict[Flight, None] = {}
         self._closers: set[asyncio.Task[None]] = set()
 
@@ -157,7 +159,12 @@ class EmbeddedLink:
         ours: list[Flight] = []
         other: list[Flight] = []
         for flight in flights:
-            (ours if flight.encoded.head else other).append(flight)
+            if flight.encoded.head:
+                ours.append(flight)
+            elif flight.outgoing.exchange in self._exchanges:
+                self._settle(flight, Verdict.UNROUTABLE)
+            else:
+                other.append(flight)
         if ours:
             await self._publish_ours(ours)
         if other:

@@ -27,8 +27,8 @@ __all__ = ["EmbeddedSource"]
 
 logger = logging.getLogger(__name__)
 
-#: After this many silent seconds a consumer is dead and others return what it held; renewed five times within them.
-LEASE_S = 5.0
+#: After this many silent seconds a consumer is dead and others return what it held; renewed three times within them.
+LEASE_S = 3.0
 #: Longest time between two looks at leases, at delayed messages and, if the bell was missed, at subscribed queues.
 KEEP_S = 1.0
 #: Most messages that one look moves.

@@ -1,0 +1,42 @@
+"""An application with the three tiers, for worker processes and for the test that submits to them.
+
+A worker reads its options from the environment, a test passes them to `make_app`; both must say the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from inference_tasks import InferenceApp
+from tests.support import history
+
+OPTIONS_VARIABLE = "INFERENCE_TEST_OPTIONS"
+TIERS = ("realtime", "batch", "offline")
+
+
+def make_app(options: Mapping[str, Any]) -> InferenceApp:
+    """The application, with a task `step.<tier>` for each tier: it logs its start and end and naps in between."""
+    app = InferenceApp("contract", set_as_current=False, **options)
+    for tier in TIERS:
+        app.inference(tier=tier, name=f"step.{tier}")(_step(tier))
+    return app
+
+
+def _step(tier: str) -> Any:
+    def step(number: int = 0, nap_s: float = 0.0) -> int:
+        if history.PATH_VARIABLE in os.environ:
+            history.log("start", tier=tier, number=number)
+        time.sleep(nap_s)
+        if history.PATH_VARIABLE in os.environ:
+            history.log("end", tier=tier, number=number)
+        return number
+
+    return step
+
+
+if OPTIONS_VARIABLE in os.environ:
+    app = make_app(json.loads(os.environ[OPTIONS_VARIABLE]))
