@@ -49,9 +49,14 @@ def submit(
     """
     inference = invocation.needs_app()
     chosen = find_task(inference, task)
-    handle = chosen.options(tier=tier, task_id=task_id, timeout_s=timeout_s).submit(
-        *(_argument(text) for text in args), **_named(kwargs)
-    )
+    options = chosen.options(tier=tier, task_id=task_id, timeout_s=timeout_s)
+    named = _named(kwargs)
+    try:
+        handle = options.submit(*(_argument(text) for text in args), **named)
+    finally:
+        # Else its thread is still at work when the interpreter ends, and says so. In eager mode there is none.
+        if "publisher" in vars(inference):
+            inference.publisher.close()
     if not wait:
         invocation.screen.show({"id": handle.id, "task": chosen.name}, lambda: handle.id)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Protocol
 
 import click
 from rich.console import Group
@@ -13,11 +13,17 @@ from rich.text import Text
 
 from inference_routing.floor import effective_shares
 from inference_routing.tier import TIER_NAMES
+from inference_routing.topology import Topology
 from inference_tasks.app import Inference
-from inference_tasks.broker.depth import Depths
 from inference_tasks.cli.invocation import Invocation, command_options
 
 __all__ = ["TierReport", "report", "tiers"]
+
+
+class CountsWaiting(Protocol):
+    """What is needed of the broker."""
+
+    def of(self, topology: Topology, /) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,7 @@ def tiers(invocation: Invocation, *, watch: bool) -> None:
     tier that served the work, and by the tier the work was submitted to (they differ once work has moved up).
     """
     inference = invocation.inference
-    broker = inference.settings.broker
-    depths = Depths(cast(str, broker.url), connect_timeout_s=broker.connect_timeout_s)
+    depths = inference.depths()
     unit = inference.settings.worker.share
     try:
         if watch:
@@ -74,7 +79,7 @@ def tiers(invocation: Invocation, *, watch: bool) -> None:
         depths.close()
 
 
-def report(inference: Inference, depths: Depths) -> list[TierReport]:
+def report(inference: Inference, depths: CountsWaiting) -> list[TierReport]:
     """Look at the broker and the workers' heartbeats.
 
     Raises:

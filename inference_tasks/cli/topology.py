@@ -11,6 +11,7 @@ from rich.table import Table
 
 from inference_routing.topology import Topology
 from inference_tasks.app import Inference
+from inference_tasks.broker.embedded_server import is_embedded
 from inference_tasks.broker.topology import TopologyReport, broker_version
 from inference_tasks.broker.topology import check as compare
 from inference_tasks.cli.invocation import Invocation, command_options
@@ -51,6 +52,7 @@ def check(invocation: Invocation) -> None:
     inference = invocation.inference
     broker = inference.settings.broker
     url = cast(str, broker.url)
+    _refuse_embedded(url)
     wanted = wanted_topology(inference)
     report = compare(
         wanted,
@@ -89,6 +91,7 @@ def apply(invocation: Invocation) -> None:
             "workers and clients use the queues as they are."
         ) from error
     inference = invocation.inference
+    _refuse_embedded(cast(str, inference.settings.broker.url))
     changes = module.apply_topology(
         wanted_topology(inference),
         cast(str, inference.settings.broker.url),
@@ -106,6 +109,14 @@ def _missing(report: TopologyReport, wanted: Topology) -> Iterator[str]:
         yield f"{len(delays)} exchanges and queues for delays are missing"
     if report.missing:
         yield "what is missing is declared by the first worker or submit"
+
+
+def _refuse_embedded(url: str) -> None:
+    if is_embedded(url):
+        raise DeploymentError(
+            "The embedded broker has no queues with arguments to check or change; its bounds are those of the "
+            "settings. To look at RabbitMQ, set broker.url."
+        )
 
 
 def wanted_topology(inference: Inference) -> Topology:

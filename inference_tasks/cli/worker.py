@@ -13,6 +13,7 @@ import click
 
 from inference_tasks.app import Inference
 from inference_tasks.broker.consumer_timeout import DEFAULT_S, LongTask, configuration_line, long_tasks, node_timeout
+from inference_tasks.broker.embedded_server import is_embedded
 from inference_tasks.broker.management import Management, ManagementError
 from inference_tasks.broker.topology import broker_version
 from inference_tasks.cli.exit import DEPLOYMENT, USAGE
@@ -61,7 +62,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 @click.option(
     "--kill-after-s",
     type=click.FloatRange(min=0),
-    help="With several GPUs: end running tasks so long after SIGTERM. By default they take as long as they take.",
+    help="End running tasks so long after SIGTERM. By default they take as long as they take.",
 )
 @click.option("--autoscale", hidden=True)
 @click.option("--supervised-by", type=int, hidden=True)
@@ -100,7 +101,7 @@ def worker(
         refuse_pool(pool)
     gpus = discover(os.environ)
     chosen = choose(gpu, gpus, restricted=_VISIBLE in os.environ)
-    if len(chosen) > 1:
+    if len(chosen) > 1 or (kill_after_s is not None and supervised_by is None):
         click.get_current_context().exit(_supervise(chosen, name, kill_after_s))
     if supervised_by is not None:
         die_with(supervised_by)
@@ -127,21 +128,17 @@ def worker(
 
 
 def _supervise(chosen: tuple[Gpu, ...], name: str | None, kill_after_s: float | None) -> int:
-    """Run this same command once for each GPU; what is said last on a command line wins."""
+    """Run this same command once for each GPU, or for the CPU; what is said last on a command line wins."""
+    told = (sys.executable, *sys.orig_argv[1:])
+    mine = ("--supervised-by", str(os.getpid()))
     plans = [
         ChildPlan(
             one.label,
-            (
-                sys.executable,
-                *sys.orig_argv[1:],
-                *("--gpu", one.token),
-                *(("--name", f"{name}-{one.label}") if name else ()),
-                *("--supervised-by", str(os.getpid())),
-            ),
+            (*told, "--gpu", one.token, *(("--name", f"{name}-{one.label}") if name else ()), *mine),
             environment_for(one),
         )
         for one in chosen
-    ]
+    ] or [ChildPlan("cpu", (*told, *mine))]
     return Supervisor(plans, kill_after_s=kill_after_s, final_codes=frozenset({USAGE, DEPLOYMENT})).run()
 
 
@@ -222,7 +219,7 @@ def _check_consumer_timeout(invocation: Invocation, inference: Inference) -> Non
     limits = time_limits(inference)
     broker = inference.settings.broker
     url = cast(str, broker.url)
-    if not limits or not url.startswith(("amqp", "pyamqp")):
+    if not limits or is_embedded(url):
         return
     try:
         if broker_version(url, connect_timeout_s=broker.connect_timeout_s) >= CONSUMER_TIMEOUT_SINCE:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import WorkerProcess
+from tests.support.processes import LoggedProcess, WorkerProcess
 from tests.support.servers import RabbitMQNode
 
 APP = """
@@ -234,3 +234,50 @@ def test_each_gpu_has_a_worker_with_a_name_of_its_own_per_start(
         assert json.loads(shell("status", slow, "--json").stdout)["state"] == "success"
         names = {word for word in workers.log.split() if word.startswith(("gpu0-", "gpu1-")) and "@" in word}
         assert len(names) == 2
+
+
+CELERY = """
+from celery.bin.celery import celery, main
+from inference_tasks.cli import celery_command
+# What the entry point of an installed package does.
+celery.add_command(celery_command)
+main()
+"""
+
+
+def test_celerys_command_line_has_the_same_worker_and_commands(
+    shell: Shell, folder: Path, env: Mapping[str, str]
+) -> None:
+    (folder / "with_plugin.py").write_text(CELERY)
+    options = ("--gpu", "none", "--pool", "threads", "--slots", "3")
+    argv = (sys.executable, "with_plugin.py", "-A", "shop", "inference", "worker", *options)
+    worker = LoggedProcess(argv, log=folder / "celery.log", env=shell.env, directory=folder)
+    with worker:
+        worker.wait_for(" ready.", timeout_s=60)
+        # The module had been imported before the options were known; so the command has started over.
+        assert worker.log.count("Running on the CPU") == 1
+        assert shell.tiers_when(lambda tiers: tiers["batch"]["workers"] == 1)["batch"]["slots"] == 3
+        asked = ("-A", "shop", "inference", "submit", "classify", "x", "--wait", "--json")
+        done = subprocess.run(
+            [sys.executable, "with_plugin.py", *asked],
+            env=shell.env,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["result"]["gpu"] == ""
+        assert worker.terminate() == 0
+
+
+def test_a_drain_that_takes_too_long_is_ended_when_asked_for(
+    shell: Shell, folder: Path, env: Mapping[str, str]
+) -> None:
+    options = ("--gpu", "none", "--pool", "threads", "--kill-after-s", "1")
+    with WorkerProcess.command("-A", "shop", *options, directory=folder, env=env) as worker:
+        assert shell("submit", "-A", "shop", "sleep", "120").returncode == 0
+        worker.wait_for("shop.sleep", timeout_s=20)
+        assert worker.terminate() == 128 + signal.SIGKILL
+        assert "cpu is killed" in worker.log

@@ -28,6 +28,9 @@ def drain(*_):
     say("drained")
     os._exit(0)
 signal.signal(signal.SIGTERM, drain)
+if kind == "devoted":
+    from inference_tasks.worker.supervisor import die_with
+    die_with(os.getppid())
 if kind == "dies":
     print("dies now", flush=True)
     sys.exit(3)
@@ -164,6 +167,16 @@ def test_a_process_that_closes_its_output_costs_nothing(start: Start) -> None:
         supervisor.wait(1.0)
     assert sum(psutil.Process(supervisor.pid).cpu_times()[:2]) - before_s < 0.5
     assert supervisor.terminate() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_a_worker_drains_when_its_supervisor_is_killed(start: Start) -> None:
+    supervisor = start(one=("devoted", "0"))
+    (pid,) = pids(supervisor.wait_for("] up "))
+    child = psutil.Process(pid)
+    supervisor.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert gone(pid)
 
 
 def test_the_pause_is_short_again_after_a_healthy_while() -> None:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from kombu import Connection
-
 from inference_tasks.app import Inference
 from inference_tasks.broker.consumer_timeout import DEFAULT_S, configuration_line, long_tasks, node_timeout
+from inference_tasks.broker.dial import dial
+from inference_tasks.broker.embedded_server import is_embedded
 from inference_tasks.broker.management import Management, ManagementError
 from inference_tasks.broker.topology import broker_version, check
 from inference_tasks.cli.diagnosis.finding import Finding, error, fine, warning
@@ -31,8 +31,8 @@ def examine_broker(inference: Inference) -> Iterator[Finding]:
     settings = inference.settings
     url, timeout_s = cast(str, settings.broker.url), settings.broker.connect_timeout_s
     where = masked(url)
-    if not url.startswith(("amqp", "pyamqp")):
-        yield warning("broker", f"{where} is the embedded one", "For development only; see broker.url.")
+    if is_embedded(url):
+        yield warning("broker", f"the embedded one, {where}", "For development only; for production set broker.url.")
         return
     yield from _guest(url)
     try:
@@ -80,7 +80,7 @@ def _rights(url: str, settings: Settings) -> Iterator[Finding]:
     """Try each right on a queue and an exchange that are gone at once: asking needs an administrator."""
     name = f"{settings.namespace}.doctor.{secrets.token_hex(4)}"
     missing: list[str] = []
-    with Connection(url, connect_timeout=settings.broker.connect_timeout_s) as connection:
+    with dial(url, settings.broker.connect_timeout_s) as connection:
         refused = connection.channel_errors
 
         def attempt(right: str, method: str, *args: object, **kwargs: object) -> bool:
