@@ -140,29 +140,19 @@ def _as_data(found: list[TierReport]) -> object:
 
 
 def _table(found: list[TierReport], unit: str) -> Group:
-    table = Table(box=None, pad_edge=False)
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    lanes = ("fresh", "returned", "aged")
     table.add_column("tier")
-    for heading in (
-        "fresh",
-        "returned",
-        "aged",
-        "bound",
-        "workers",
-        "slots",
-        "starts/s",
-        "promised",
-        "share",
-        "by origin",
-    ):
-        table.add_column(heading, justify="right")
+    for heading in (*lanes, "bound", "workers", "slots", "per s", "promised", "share", "origin"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
-        lanes = [
-            str(one.ready_by_lane[lane]) if lane in one.ready_by_lane else "-" for lane in ("fresh", "returned", "aged")
-        ]
+        waiting = [str(one.ready_by_lane[lane]) if lane in one.ready_by_lane else "-" for lane in lanes]
         shares = [_percent(one.promised), _percent(one.share), _percent(one.share_by_origin)]
-        row = [*lanes, f"{one.bound}", f"{one.workers}", f"{one.slots}", f"{one.started_per_s:g}", *shares]
+        row = [*waiting, f"{one.bound}", f"{one.workers}", f"{one.slots}", f"{one.started_per_s:.3g}", *shares]
         table.add_row(one.tier, *row, style="" if one.workers else "yellow")
-    notes = [f"share: of {'slot seconds' if unit == 'time' else 'starts'} in the last minute"]
+    what = "slot seconds" if unit == "time" else "starts"
+    notes = [f"share: of {what} in the last minute; origin: the same by the tier of the submit; per s: starts"]
     notes += [f"no worker serves {one.tier}, and {one.ready} wait" for one in found if one.ready and not one.workers]
     return Group(table, Text("\n".join(notes), style="dim"))
 
