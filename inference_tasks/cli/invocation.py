@@ -120,8 +120,10 @@ def command_options(function: Callable[Concatenate[Invocation, P], R]) -> Callab
     def command(*args: Any, app: str | None, as_json: bool, no_color: bool, **kwargs: Any) -> R:
         context = click.get_current_context()
         if no_color or os.environ.get("NO_COLOR"):
-            # click reads it wherever it prints.
-            context.color = False
+            # click reads it wherever it prints: here, and where the groups above tell an error.
+            above: click.Context | None = context
+            while above is not None:
+                above.color, above = False, above.parent
         celery_app = getattr(context.obj, "app", None)
         name = app or context.meta.get(_APP_KEY)
         if name is None and not isinstance(celery_app, Celery):
