@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Demand"]
 
+#: Asking for less than this part of the window waits for more to ask for.
+FEW = 3
 #: Most messages asked for or held at once, however short the tasks are.
 MAX_WINDOW = 64
 #: Seconds for which a queue found empty is not asked again: fresh lanes, and the lanes where a few ms do not matter.
@@ -63,7 +65,7 @@ class Demand:
         self._skip_tier: str | None = None
         self._idle_since_s: float | None = None
         self._mean_s = COLD_START_S
-        self._apart_s = COLD_START_S
+        self._apart_s = 0.0
         self._started_at_s = 0.0
 
     @property
@@ -77,9 +79,11 @@ class Demand:
         """A task has kept its slot this long."""
         self._mean_s += SMOOTHING * (cost_s - self._mean_s)
 
-    def started(self, now: float) -> None:
-        """A task starts at this moment."""
-        self._apart_s += SMOOTHING * (min(now - self._started_at_s, 1.0) - self._apart_s)
+    def started(self, now: float, *, had_more: bool) -> None:
+        """A task starts at this moment; ``had_more`` if others are held, so that nothing was waited for."""
+        # Waiting for the broker is no reason to ask for less: without others held the limit fades.
+        apart_s = min(now - self._started_at_s, 1.0) if had_more else 0.0
+        self._apart_s += SMOOTHING * (apart_s - self._apart_s)
         self._started_at_s = now
 
     def discarded(self, tier: str) -> None:
@@ -136,18 +140,19 @@ class Demand:
         # Where the worker itself cannot keep up with its slots, what it really starts per second is the limit.
         return min(MAX_WINDOW, free + min(starts, int(self.hold_s / max(self._apart_s, 1e-4))))
 
-    def wanted(self, inside: int, inside_lower: int, now: float) -> list[Pick]:
+    def wanted(self, inside: int, inside_lower: int, asked: int, now: float) -> list[Pick]:
         """Return what to ask for now, in order; subscribes instead where there is nothing to ask for.
 
         Args:
-            inside: messages in the worker that have not started.
+            inside: messages in the worker that have not started, and those asked for.
             inside_lower: those of them that a reserved slot may not run.
+            asked: how many of them are asked for.
             now: the worker's clock.
         """
         free = self._slots.free
         window = self._window(now)
         want = window - inside
-        if want <= 0 or (inside > window // 2 and free <= inside):
+        if want <= 0 or (want < window // FEW and free <= inside):
             return []
         if self._subscribed:
             self.subscribe(inside, now)
@@ -158,7 +163,7 @@ class Demand:
         picks = self._picks(want, lower, now)
         if picks:
             self._idle_since_s = None
-        elif free > inside:
+        elif free > inside and not asked:
             self.subscribe(inside, now)
         return picks
 
@@ -176,6 +181,7 @@ class Demand:
             picks.append(pick)
             if pick.key in self._empty:
                 due.remove(pick.key)  # one look is enough to learn whether it still is
+                self._empty[pick.key] = now
             if not may_serve_reserved(pick.key):
                 lower -= 1
                 if lower == 0:

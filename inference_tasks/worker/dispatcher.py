@@ -26,6 +26,8 @@ __all__ = ["Claims", "Dispatcher", "Observer"]
 
 logger = logging.getLogger(__name__)
 
+#: Claims are made for this many at once rather than sooner, while enough is held.
+CLAIM_BATCH = 8
 #: A message that meets a live claim goes back no sooner than this.
 HELD_CLAIM_S = 1.0
 #: Seconds the broker may take for an answer before the connection counts as dead.
@@ -165,10 +167,11 @@ class Dispatcher:
     def pump(self) -> bool:
         """Do what can be done now; true if it should be called again at once."""
         now = self._clock()
-        if self._arrived and (not self._asked or self.slots.free > len(self._held)):
+        arrived, held = len(self._arrived), len(self._held)
+        if arrived and (not self._asked or self.slots.free > held or held < arrived or arrived >= CLAIM_BATCH):
             self._claim(now)
         again = self._start(now)
-        if not self._closing and not self._state_lost and not self._asked:
+        if not self._closing and not self._state_lost:
             self._ask(now)
         return again
 
@@ -316,7 +319,7 @@ class Dispatcher:
         held.taken = True
         now = self._clock()
         deferred = held is not self._handing
-        self._demand.started(now)
+        self._demand.started(now, had_more=bool(self._held))
         if not deferred:
             self._picker.started(held.pick, now)
         ticket = Ticket(
@@ -365,12 +368,14 @@ class Dispatcher:
         return held.pick.key
 
     def _ask(self, now: float) -> None:
-        inside = len(self._held) + len(self._arrived)
+        asked = len(self._asked)
+        inside = len(self._held) + len(self._arrived) + asked
         lower = 0
         if self.slots.reserve:
             lower = sum(not may_serve_reserved(held.pick.key) for held in self._held)
             lower += sum(not may_serve_reserved(pick.key) for _, pick in self._arrived)
-        picks = self._demand.wanted(inside, lower, now)
+            lower += sum(not may_serve_reserved(pick.key) for pick, _ in self._asked)
+        picks = self._demand.wanted(inside, lower, asked, now)
         if picks:
             self._asked.extend((pick, now) for pick in picks)
             self._source.ask([pick.key.name for pick in picks])

@@ -18,7 +18,7 @@ from tests.benchmarks.harness import Bench, Report, app_for, starts
 TASKS = int(os.environ.get("BENCH_TASKS", "3000"))
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 TIERS = ("realtime", "batch", "offline")
-POOLS = (("prefork", 2), ("threads", 4))
+POOLS = tuple(p for p in (("prefork", 2), ("threads", 4)) if p[0] in os.environ.get("BENCH_POOLS", "prefork threads"))
 
 
 def stock_app() -> Celery:
@@ -42,7 +42,7 @@ def stock_app() -> Celery:
         broker_native_delayed_delivery_queue_type="classic",
     )
 
-    @app.task(name="noop")
+    @app.task(name="noop", shared=False)
     def noop() -> None:
         """Do nothing."""
 
@@ -52,8 +52,8 @@ def stock_app() -> Celery:
 stock = stock_app()
 
 
-def ours(bench: Bench, pool: str, slots: int, queue_type: str, hold_s: float | None) -> tuple[float, float]:
-    """Return tasks per second, and the longest hold in seconds."""
+def ours(bench: Bench, pool: str, slots: int, queue_type: str, hold_s: float | None) -> tuple[float, float, float]:
+    """Return tasks per second, the longest hold and the longest time that a task kept its slot, in seconds."""
     extra = {} if hold_s is None else {"worker__hold_s": hold_s}
     environment = bench.setting(broker__queue_type=queue_type, tiers__realtime__bound=100_000, **extra)
     app = app_for(environment)
@@ -63,8 +63,8 @@ def ours(bench: Bench, pool: str, slots: int, queue_type: str, hold_s: float | N
         rate = _rate(
             bench, environment["INFERENCE_NAMESPACE"], [f"{environment['INFERENCE_NAMESPACE']}.{t}" for t in TIERS]
         )
-    held = [start.held_s for log in starts(environment).values() for start in log]
-    return rate, max(held, default=0.0)
+    logged = [start for log in starts(environment).values() for start in log]
+    return rate, max(start.held_s for start in logged), max(start.cost_s for start in logged if start.cost_s > 0)
 
 
 def theirs(bench: Bench, pool: str, slots: int, queue_type: str, multiplier: int) -> float:
@@ -119,23 +119,29 @@ def main() -> None:
                 report.say(name)
                 runs: dict[str, list[float]] = {}
                 holds: list[float] = []
+                longest_s = 0.0
                 for _ in range(ROUNDS):
                     for multiplier in (1, 4):
                         rate = theirs(bench, pool, slots, queue_type, multiplier)
                         runs.setdefault(f"stock x{multiplier}", []).append(rate)
                     for label, hold_s in (("hold default", None), ("hold 0", 0.0)):
-                        rate, held_s = ours(bench, pool, slots, queue_type, hold_s)
+                        rate, held_s, task_s = ours(bench, pool, slots, queue_type, hold_s)
                         runs.setdefault(label, []).append(rate)
                         if hold_s is None:
                             holds.append(held_s)
+                            longest_s = max(longest_s, task_s)
                 medians = {side: round(statistics.median(rates), 1) for side, rates in runs.items()}
                 report.say(f"  {medians}, longest hold {max(holds) * 1e3:.1f} ms")
-                figures[name] = {**medians, "longest_hold_s": round(max(holds), 4)}
+                figures[name] = {
+                    **medians,
+                    "longest_hold_s": round(max(holds), 4),
+                    "longest_task_s": round(longest_s, 4),
+                }
                 for multiplier in (1, 4):
                     ratio = medians["hold default"] / medians[f"stock x{multiplier}"]
                     report.bar(f"{name}: ours / stock x{multiplier}", ratio, ">= 1.0", ok=ratio >= 1.0)
-                slack_s = 0.02 + slots / medians["hold default"]
-                report.bar(f"{name}: longest hold, s", max(holds), f"<= {slack_s:.4f}", ok=max(holds) <= slack_s)
+                limit_s = 0.02 + longest_s
+                report.bar(f"{name}: longest hold, s", max(holds), f"<= {limit_s:.4f}", ok=max(holds) <= limit_s)
     report.figures = {"tasks": TASKS, "rounds": ROUNDS, "tasks_per_s": figures}
     report.close()
 
