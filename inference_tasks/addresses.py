@@ -10,7 +10,7 @@ from inference_tasks.celery_settings import RESULT_BACKEND
 from inference_tasks.errors import DeploymentError
 from inference_tasks.settings import Settings, masked
 
-__all__ = ["RECORD_BACKEND", "broker_in_use", "with_broker", "with_state"]
+__all__ = ["EMBEDDED", "RECORD_BACKEND", "broker_in_use", "with_broker", "with_state"]
 
 EMBEDDED = "embedded"
 STATE_URL = "redis://localhost:6379/0"

@@ -15,7 +15,7 @@ from celery.app.defaults import SETTING_KEYS
 
 from inference_routing.policy import Policy
 from inference_routing.topology import Topology
-from inference_tasks.addresses import RECORD_BACKEND, with_broker, with_state
+from inference_tasks.addresses import EMBEDDED, RECORD_BACKEND, with_broker, with_state
 from inference_tasks.broker.addressing import TierDoor
 from inference_tasks.broker.celery_amqp import open_door
 from inference_tasks.broker.depth import Depths
@@ -125,6 +125,7 @@ class Inference:
                 settings.state.prefix,
                 unfinished_ttl_s=settings.state.unfinished_ttl_s,
                 socket_timeout_s=settings.state.socket_timeout_s,
+                revive=self.declare_topology if settings.origin("state.url") == EMBEDDED else None,
             ),
             rates=self.store.rates,
             declare=self.declare_topology,

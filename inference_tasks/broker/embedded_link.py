@@ -30,6 +30,9 @@ __all__ = ["EmbeddedLinkSettings"]
 
 log = logging.getLogger(__name__)
 
+#: How long events wait for each other: kombu's transport takes a millisecond for a publish, of one or of a hundred.
+GATHER_S = 0.02
+
 
 @dataclass(frozen=True)
 class EmbeddedLinkSettings:
@@ -95,6 +98,7 @@ class EmbeddedLink:
         topology = settings.topology
         self._exchanges = {topology.exchange.name, *(level.name for level in topology.delay.exchanges)}
         self._unsettled: dict[Flight, None] = {}
+        self._gathered: list[Flight] = []
         self._closers: set[asyncio.Task[None]] = set()
 
     @property
@@ -168,7 +172,11 @@ class EmbeddedLink:
         if ours:
             await self._publish_ours(ours)
         if other:
-            self._publish_other(other)
+            if not self._gathered:
+                asyncio.get_running_loop().call_later(GATHER_S, self._publish_gathered)
+            self._gathered += other
+            if any(flight.outgoing.mandatory for flight in other):
+                self._publish_gathered()
 
     async def _publish_ours(self, flights: Sequence[Flight]) -> None:
         number_by_queue: dict[str, int] = {}
@@ -192,7 +200,10 @@ class EmbeddedLink:
         for flight, verdict in zip(flights, bytes(verdicts), strict=True):
             self._settle(flight, Verdict.ACCEPTED if verdict == ord("a") else Verdict.REFUSED)
 
-    def _publish_other(self, flights: Sequence[Flight]) -> None:
+    def _publish_gathered(self) -> None:
+        flights, self._gathered = self._gathered, []
+        if not flights:
+            return
         try:
             # In this thread, which waits meanwhile: one write to a local socket, and no thread can be asked for it
             # while the interpreter ends.
@@ -229,7 +240,8 @@ class EmbeddedLink:
             task.add_done_callback(self._closers.discard)
 
     async def close(self, reason: str) -> None:
-        """Close the connections."""
+        """Let what was gathered go out, and close the connections."""
+        self._publish_gathered()
         self.drop(reason)
         if self._closers:
             await asyncio.wait(self._closers, timeout=1.0)

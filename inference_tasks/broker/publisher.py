@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -18,7 +18,9 @@ from inference_tasks.broker.messages import Outcome, Outgoing, TooLarge, Unknown
 from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings, StatePort
 from inference_tasks.broker.tickets import Encoded, Ticket
 from inference_tasks.broker.wire import HEADER_FRAME_BYTES
+from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.aio import AsyncTaskStore
+from inference_tasks.state.records import NewTask, SubmitAnswer
 from inference_tasks.state.store import UNFINISHED_TTL_S, plain_url
 
 __all__ = ["Publisher", "StatePort", "redis_records"]
@@ -36,24 +38,49 @@ _of_the_parent: list[Pipeline] = []
 
 
 class _RedisRecords(AsyncTaskStore):
-    def __init__(self, client: Redis[bytes], prefix: str, unfinished_ttl_s: float) -> None:
+    def __init__(
+        self,
+        client: Redis[bytes],
+        prefix: str,
+        unfinished_ttl_s: float,
+        revive: Callable[[], object] | None,
+    ) -> None:
         super().__init__(client, prefix, unfinished_ttl_s=unfinished_ttl_s)
         self._redis = client
+        self._revive = revive
+
+    async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
+        try:
+            return await super().submit(tasks)
+        except StateUnavailableError:
+            if self._revive is None:
+                raise
+            await asyncio.to_thread(self._revive)
+            return await super().submit(tasks)
 
     async def aclose(self) -> None:
         await self._redis.connection_pool.disconnect()
 
 
 def redis_records(
-    url: str, prefix: str, *, unfinished_ttl_s: float = UNFINISHED_TTL_S, socket_timeout_s: float = 2.0
+    url: str,
+    prefix: str,
+    *,
+    unfinished_ttl_s: float = UNFINISHED_TTL_S,
+    socket_timeout_s: float = 2.0,
+    revive: Callable[[], object] | None = None,
 ) -> Callable[[], StatePort]:
-    """Return what makes the publisher's state port on a Redis; called again in every process that publishes."""
+    """Return what makes the publisher's state port on a Redis; called again in every process that publishes.
+
+    Args:
+        revive: starts the server again when it is gone, where it is the embedded broker's.
+    """
 
     def make() -> StatePort:
         client = Redis.from_url(
             plain_url(url), socket_timeout=socket_timeout_s, socket_connect_timeout=socket_timeout_s
         )
-        return _RedisRecords(client, prefix, unfinished_ttl_s)
+        return _RedisRecords(client, prefix, unfinished_ttl_s, revive)
 
     return make
 

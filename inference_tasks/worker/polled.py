@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from inference_tasks.broker.embedded import DIFFERENCES, delivery, load_broker_script
 from inference_tasks.broker.embedded_line import Line, Reply, ReplyError
-from inference_tasks.broker.embedded_server import socket_path
+from inference_tasks.broker.embedded_server import EmbeddedServer, socket_path
+from inference_tasks.errors import DeploymentError
 from inference_tasks.state import keys
 from inference_tasks.worker import seam
 
@@ -229,11 +230,12 @@ class EmbeddedSource:
 
 
 class _Keeper(threading.Thread):
-    """Renews a consumer's lease, returns what dead consumers held, and moves what is due."""
+    """Renews a consumer's lease, returns what dead consumers held, moves what is due, and revives the server."""
 
     def __init__(self, url: str, consumer: str) -> None:
         super().__init__(name="inference-keeper", daemon=True)
         self._path = socket_path(url)
+        self._server = EmbeddedServer.at(url)
         self._consumer = consumer
         self._script = load_broker_script("keep")
         self._line: Line | None = None
@@ -263,6 +265,8 @@ class _Keeper(threading.Thread):
             if self._line is not None:
                 self._line.close()
             self._line = None
+            if lease_s:
+                self._revive()
             return KEEP_S
         returned, due, wait_ms = reply
         if returned and lease_s:
@@ -270,6 +274,14 @@ class _Keeper(threading.Thread):
         if returned >= KEEP_MESSAGES or due >= KEEP_MESSAGES:
             return 0.0
         return KEEP_S if wait_ms < 0 else min(KEEP_S, wait_ms / 1000 + 0.001)
+
+    def _revive(self) -> None:
+        """Start the server again: nobody else watches it, and its data is in its directory."""
+        try:
+            if self._server.start():
+                logger.warning("the embedded broker had ended and was started again")
+        except DeploymentError as exc:
+            logger.error("the embedded broker cannot be started again: %s", exc)
 
     def _call(self, line: Line, lease_s: float) -> tuple[int, int, int]:
         arguments = (0, self._consumer, str(lease_s), KEEP_MESSAGES)

@@ -1,4 +1,4 @@
-"""What every broker does for the tiers: one suite, run on RabbitMQ with both types of queues and on the embedded one."""
+"""What every broker does for the tiers: one suite, for RabbitMQ with both types of queues and the embedded one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kombu import Connection
 
@@ -80,7 +80,7 @@ class Broker:
         for app in self._apps:
             inference_of(app).publisher.close()
             inference_of(app).store.close()
-            app.backend.client.close()
+            cast(Any, app.backend).client.close()
 
 
 def depth(app: InferenceApp, tier: str, lane: str = "fresh") -> int:
@@ -109,7 +109,7 @@ def dead_letters(app: InferenceApp, count: int, timeout_s: float = 15.0) -> list
     """Take `count` messages out of the dead-letter queue, waiting for them."""
     inference: Inference = inference_of(app)
     taken: list[Any] = []
-    with Connection(inference.settings.broker.url) as connection:
+    with Connection(cast(str, inference.settings.broker.url)) as connection:
         channel: Any = connection.default_channel
 
         def take() -> bool:
