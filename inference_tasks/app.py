@@ -69,7 +69,6 @@ class Inference:
         self.inference = InferenceDecorator(celery_app)
         self.model = ModelDecorator()
         self._settings: Settings | None = None
-        self._source: Source | None = None
         _every_inference.add(self)
 
     @property
@@ -230,11 +229,7 @@ class Inference:
         if is_embedded(url):
             from inference_tasks.worker.polled import EmbeddedSource
 
-            if self._source is not None:
-                # That of a lost connection: what it still holds goes back at once.
-                self._source.close()
-            self._source = EmbeddedSource(url, self.celery_app.conf.accept_content, self.topology.dead.name)
-            return self._source
+            return EmbeddedSource(url, self.celery_app.conf.accept_content, self.topology.dead.name)
         from inference_tasks.worker.source import AmqpSource
 
         return AmqpSource(connection, self.celery_app.conf.accept_content, on_lost)

@@ -13,8 +13,8 @@ from celery.utils.dispatch import Signal
 __all__ = ["slot_freed", "slot_taken"]
 
 slot_taken = Signal(
-    name="slot_taken", providing_args={"task_id", "name", "tier", "tier_first", "lane", "at_s", "held_s"}
+    name="slot_taken", providing_args=["task_id", "name", "tier", "tier_first", "lane", "at_s", "held_s"]
 )
 slot_freed = Signal(
-    name="slot_freed", providing_args={"task_id", "name", "tier", "tier_first", "lane", "at_s", "cost_s"}
+    name="slot_freed", providing_args=["task_id", "name", "tier", "tier_first", "lane", "at_s", "cost_s"]
 )

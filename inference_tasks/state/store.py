@@ -153,11 +153,16 @@ class TaskStore:
             args.append(packing.pack_claimant(claimant))
         return packing.unpack_claims(self._claim.call(self._client, names, args))
 
-    def release(self, claims: Sequence[tuple[str, int]]) -> None:
-        """Give back claims, as (id, token), whose runs never started; those that are over already are left alone."""
+    def release(self, claims: Sequence[tuple[str, int]], *, has_started: bool = False) -> None:
+        """Give back claims, as (id, token); those that are over already are left alone.
+
+        Args:
+            claims: what is given back.
+            has_started: whether their runs did start, and were cut off on purpose: then they count as attempts.
+        """
         if claims:
             names = [keys.task(self.prefix, task_id) for task_id, _ in claims]
-            self._release.call(self._client, names, [token for _, token in claims])
+            self._release.call(self._client, names, [*(token for _, token in claims), 0 if has_started else 1])
 
     def crashed(self, task_id: str, token: int, worker: str) -> Crash:
         """Note that the run's process died without a report: one crash more, and the claim is given back.

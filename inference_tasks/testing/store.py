@@ -182,7 +182,7 @@ class FakeTaskStore:
             wait_s = max(0.0, self.now_s - record.submitted_at_s)
         return Claim(Verdict.RUN, token, record.attempts + 1, held_until_s, record.tier_first, wait_s)
 
-    def release(self, claims: Sequence[tuple[str, int]]) -> None:
+    def release(self, claims: Sequence[tuple[str, int]], *, has_started: bool = False) -> None:
         """As ``TaskStore.release``."""
         self._reach()
         for task_id, token in claims:
@@ -191,7 +191,7 @@ class FakeTaskStore:
                 kept.record = replace(
                     kept.record,
                     state=State.PENDING,
-                    attempts=kept.record.attempts - 1,
+                    attempts=kept.record.attempts - (0 if has_started else 1),
                     held_until_s=None,
                     worker=None,
                     started_at_s=None,

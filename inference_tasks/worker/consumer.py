@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps, signals
+from celery import bootsteps, current_app, signals
 from kombu.common import QoS
 
 from inference_routing.cost import CostModel
@@ -24,8 +23,11 @@ from inference_tasks.state.records import State, TaskError, WorkerBeat
 from inference_tasks.worker import seam
 from inference_tasks.worker.dead import Undertaker, as_text
 from inference_tasks.worker.dispatcher import Dispatcher
-from inference_tasks.worker.intake import Unfit
+from inference_tasks.worker.endings import tell_crashed, tell_expired
+from inference_tasks.worker.intake import Intake, Unfit
 from inference_tasks.worker.leases import Leases
+from inference_tasks.worker.mailbox import Mailbox
+from inference_tasks.worker.pool_options import PoolRequest, check_pool
 from inference_tasks.worker.slots import SlotPool, Slots
 from inference_tasks.worker.tally import Tally
 
@@ -37,16 +39,25 @@ __all__ = ["InferenceConsumer", "TierStep"]
 
 logger = logging.getLogger(__name__)
 
+#: Exit status of a pool process that cannot load its models.
+EX_NO_MODELS = 70
+#: Rounds of new processes of which none becomes ready, after which the worker gives up.
+MAX_FAILED_ROUNDS = 3
+#: Exit status of a worker that gives up: a deployment must be mended.
+EX_DEPLOYMENT = 7
 TICK_S = 0.1
 DRAIN_S = 2.0
 
 
 @signals.worker_process_init.connect(weak=False)
 def _load_models(**_: object) -> None:
-    """Load the models in each pool process before its slot exists."""
-    from celery import current_app
-
-    inference_of(current_app).load_models()
+    """Load the models in each pool process before its slot exists; a process without its models must not get one."""
+    try:
+        inference_of(current_app).load_models()
+    except Exception:
+        logger.critical("this process ends, since it cannot load its models", exc_info=True)
+        logging.shutdown()
+        os._exit(EX_NO_MODELS)
 
 
 class TierConsumer:
@@ -121,7 +132,9 @@ class InferenceConsumer(seam.Consumer):
     event_dispatcher: Any
     task_consumer: Any
     blueprint: Any
+    connection: Any
     hostname: str
+    _flush_events: Callable[[], None]
 
     class Blueprint(seam.Consumer.Blueprint):  # type: ignore[misc, valid-type]
         """Celery's steps, and ours after ``Tasks``."""
@@ -136,12 +149,9 @@ class InferenceConsumer(seam.Consumer):
         self.inference = inference_of(kwargs["app"])
         settings = self.inference.settings
         self._tally = Tally()
-        self._mailbox: deque[Callable[[], None]] = deque()
-        self._wake_reader, self._wake_writer = seam.wake_pair()
-        self._main_thread = threading.get_ident()
+        self._mailbox = Mailbox()
         self._pool_kind = _pool_kind(pool)
         self._raw_pool = pool
-        self._broken: BaseException | None = None
         self._reachable = True
         self._alarm = False
         self._source: Any = None
@@ -171,17 +181,22 @@ class InferenceConsumer(seam.Consumer):
             hold_s=settings.worker.hold_s,
             deliver=self._deliver,
             bury=self._bury,
+            expired=partial(tell_expired, kwargs["app"]),
+            crashed=self._bury_crashed,
             observer=self._tally,
             run_unclaimed=settings.state.on_state_loss == "run",
             one_at_a_time=self._pool_kind == "solo",
             connection_errors=seam.CONNECTION_ERRORS,
         )
+        check_pool(PoolRequest(self._pool_kind, int(pool.limit or 1)), kwargs["app"])
         if self._pool_kind != "prefork":
             self.inference.load_models()
         super().__init__(self._request, *args, pool=wrapped, **kwargs)  # type: ignore[misc]
+        self._births = 0
+        signals.worker_before_create_process.connect(self._process_born)
         self._undertaker = Undertaker(
             post=self.inference.publisher.post,
-            on_main=self._on_main,
+            on_main=self._mailbox.post,
             later=self._later,
             fail=self._record_unfit,
             namespace=settings.namespace,
@@ -194,7 +209,7 @@ class InferenceConsumer(seam.Consumer):
             lease_s=settings.state.lease_s,
             claimed=self._claimed,
             beat=self._beat,
-            on_state=lambda reachable: self._on_main(partial(self._state_seen, reachable)),
+            on_state=lambda reachable: self._mailbox.post(partial(self._state_seen, reachable)),
         )
 
     # -- slots ---------------------------------------------------------------------------------------------------------
@@ -204,22 +219,46 @@ class InferenceConsumer(seam.Consumer):
             return seam.ready_processes(self._raw_pool)
         return int(self._raw_pool.num_processes or 1)
 
+    def _process_born(self, **_: object) -> None:
+        self._births += 1
+
+    def _check_births(self) -> None:
+        """Stop a worker whose processes die one after another without ever being ready."""
+        if self._pool_kind != "prefork" or not self._births:
+            return
+        processes = self._raw_pool.num_processes
+        if seam.ready_processes(self._raw_pool) >= processes:
+            self._births = 0
+        elif self._births > MAX_FAILED_ROUNDS * processes:
+            logger.critical("%d processes in a row have ended before they were ready; giving up", self._births)
+            seam.stop_worker(EX_DEPLOYMENT)
+
     def _take(self, task_id: str) -> Ticket:
         return self.dispatcher.take(task_id)
 
     def _free(self, ticket: Ticket) -> None:
-        self._on_main(partial(self.dispatcher.free, ticket, monotonic()))
+        self._mailbox.post(partial(self.dispatcher.free, ticket, monotonic()))
 
-    def _crashed(self, ticket: Ticket, info: object) -> None:
-        """A pool process died with this task: the claim is given back at once, and the crash is counted."""
-        if not seam.is_lost_child(info) or not ticket.token:
-            return
+    def _crashed(self, ticket: Ticket, info: object) -> bool:
+        """A pool process died with this task: the claim is given back, the crash counted. True if that was the last."""
+        if not seam.is_lost_child(info) or not ticket.token or self._draining:
+            return False
+        intake = ticket.intake
         try:
-            crash = self.store.crashed(ticket.intake.id, ticket.token, self.hostname)
+            crash = self.store.crashed(intake.id, ticket.token, self.hostname)
         except StateUnavailableError as exc:
-            logger.warning("the crash of task %s counts when its lease ends: %s", ticket.intake.id, exc)
-        else:
-            logger.error("the process running task %s died (%d so far)", ticket.intake.id, crash.crashes)
+            logger.warning("the crash of task %s counts when its lease ends: %s", intake.id, exc)
+            return False
+        logger.error("the process running task %s[%s] died (%d so far)", intake.name, intake.id, crash.crashes)
+        if crash.over:
+            self._bury_crashed(ticket.message, ticket.key, intake)
+        return crash.over
+
+    def _bury_crashed(self, message: Any, key: QueueKey, intake: Intake) -> None:
+        limit = intake.crash_limit or self.inference.settings.worker.max_crashes
+        text = f"the process running it died {limit} times"
+        self._bury(message, key, Unfit("crash limit", text, intake.id, intake.name))
+        tell_crashed(self.app, message, text)
 
     def _request(self, request: Any) -> None:
         """Celery's way to the pool. What comes by its timer (ETA, rate limits) waits for a free slot like all else."""
@@ -241,6 +280,8 @@ class InferenceConsumer(seam.Consumer):
     def attach(self) -> None:
         """A connection is up: declare the topology, and read from this connection from now on."""
         self.inference.declare_topology()
+        if self._source is not None:
+            self._source.close()
         self._source = self.inference.new_source(self.connection, self.dispatcher.queue_lost)
         self.dispatcher.attach(self._source)
         self.task_consumer = TierConsumer(self)
@@ -253,7 +294,7 @@ class InferenceConsumer(seam.Consumer):
             self._leases.start()
 
     def register(self, hub: Any) -> None:
-        hub.add_reader(self._wake_reader, self._woken)
+        self._mailbox.register(hub)
         self._source.register(hub, self._readable)
         if not self._ticking:
             self._ticking = True
@@ -261,7 +302,7 @@ class InferenceConsumer(seam.Consumer):
         hub.call_repeatedly(TICK_S, self._tick)
 
     def begin(self) -> None:
-        self._wake()
+        self._mailbox.wake()
 
     def _readable(self) -> None:
         self._source.drain()
@@ -269,14 +310,14 @@ class InferenceConsumer(seam.Consumer):
     def _pump(self) -> None:
         if self._draining or self.task_consumer is None or self.task_consumer.on_message is None:
             return
-        self.run_mailbox()
+        self._mailbox.run()
         while self._overflow and self.dispatcher.slots.free:
             self._to_pool(self._overflow.popleft())
         again = self.dispatcher.pump()
-        self.run_mailbox()
+        self._mailbox.run()
         self._source.flush(acks_can_wait=not self.dispatcher.slots.free)
         if again:
-            self._wake()
+            self._mailbox.wake()
         due_s = self.dispatcher.next_overdue_s
         if due_s is not None and not self._alarm:
             self._alarm = True
@@ -285,14 +326,15 @@ class InferenceConsumer(seam.Consumer):
     def _overdue(self) -> None:
         self._alarm = False
         self.dispatcher.return_overdue()
-        self._wake()
+        self._mailbox.wake()
 
-    def on_send_event_buffered(self) -> None:
+    def on_send_event_buffered(self) -> None:  # type: ignore[override]
         """Leave events in their buffer until the next tick; Celery publishes them at each turn of its loop."""
 
     def _tick(self) -> None:
         self._flush_events()
         self._source.flush()
+        self._check_births()
         try:
             self.dispatcher.tick()
         except TimeoutError as exc:
@@ -300,38 +342,16 @@ class InferenceConsumer(seam.Consumer):
         if self.dispatcher.state_lost and self._reachable:
             self.dispatcher.state_is_back()
 
-    def _on_main(self, call: Callable[[], None]) -> None:
-        """Have something done by the event loop's thread, soon. Callable from any thread."""
-        self._mailbox.append(call)
-        if threading.get_ident() != self._main_thread:
-            self._wake()
-
-    def run_mailbox(self) -> None:
-        while self._mailbox:
-            call = self._mailbox.popleft()
-            try:
-                call()
-            except self.connection_errors as exc:
-                logger.debug("the connection was lost before %r: %r", call, exc)
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # full: it wakes anyway
-            self._wake_writer.send(b"\0")
-
-    def _woken(self) -> None:
-        with suppress(BlockingIOError):
-            self._wake_reader.recv(4096)
-
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         # The poll that follows may already have its time-out: wake it, so that the new timer is seen.
         self.timer.call_after(delay_s, call)
-        self._wake()
+        self._mailbox.wake()
 
     def call_soon_ack(self, p: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Acknowledge on the loop's thread: py-amqp's channels belong to it."""
         call = partial(p, *args, **kwargs)
-        if threading.get_ident() != self._main_thread:
-            self._on_main(call)
+        if not self._mailbox.is_owner:
+            self._mailbox.post(call)
             return
         call()
         if self._draining:
@@ -403,7 +423,7 @@ class InferenceConsumer(seam.Consumer):
         super().on_connection_error_after_connected(exc)
 
     def on_close(self) -> None:
-        self.run_mailbox()
+        self._mailbox.run()
         self.dispatcher.connection_lost()
         self._overflow.clear()
         super().on_close()
@@ -418,21 +438,27 @@ class InferenceConsumer(seam.Consumer):
             return
         self._draining = True
         try:
-            self.run_mailbox()
+            self._mailbox.run()
             self.dispatcher.close()
             self._source.finish(lambda: self.dispatcher.unanswered, DRAIN_S)
         except self.connection_errors as exc:
             logger.debug("the connection was lost while draining: %r", exc)
 
     def leave(self) -> None:
-        """The last acknowledgements go out; no more heartbeats are said."""
-        self.run_mailbox()
+        """The end: the last acknowledgements go out, and what a cold stop has cut off can start again elsewhere."""
+        self._mailbox.run()
         if self._source is not None and self.connection is not None:
             with suppress(*self.connection_errors):
                 self._source.flush()
         self._leases.stop()
         if self._solo_heartbeat is not None:
             self._solo_heartbeat.stop()
+        cut_off = [(ticket.intake.id, ticket.token) for ticket in self.dispatcher.slots if ticket.token]
+        try:
+            self.store.release(cut_off, has_started=True)
+            self.store.leave(self.hostname)
+        except StateUnavailableError as exc:
+            logger.warning("this worker shows until its heartbeat ends: %s", exc)
 
 
 class _NoSource:
@@ -443,8 +469,8 @@ class _NoSource:
     def unsubscribe(self, queues: Sequence[str]) -> None: ...
     def give_back(self, message: object) -> None: ...
     def drain(self) -> None: ...
-    def flush(self, *, acks_can_wait: bool = False) -> None: ...
     def close(self) -> None: ...
+    def flush(self, *, acks_can_wait: bool = False) -> None: ...
 
     on_answer: Any = None
     on_push: Any = None

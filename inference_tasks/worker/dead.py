@@ -55,7 +55,8 @@ class Undertaker:
         self._send(message, self._copy(message, key, unfit), key, unfit)
 
     def _copy(self, message: Delivery, key: QueueKey, unfit: Unfit) -> Outgoing:
-        headers: dict[str, Any] = dict(message.headers) if isinstance(message.headers, dict) else {}
+        found: object = message.headers
+        headers: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
         for name in [name for name in headers if name.startswith(("inference_", "x-"))]:
             del headers[name]
         headers["inference_dead"] = {

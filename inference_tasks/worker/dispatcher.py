@@ -38,7 +38,7 @@ class Claims(Protocol):
     """The part of the task store that the dispatcher uses."""
 
     def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]: ...
-    def release(self, claims: Sequence[tuple[str, int]]) -> int: ...
+    def release(self, claims: Sequence[tuple[str, int]]) -> None: ...
 
 
 class Observer(Protocol):
@@ -85,6 +85,8 @@ class Dispatcher:
         hold_s: float,
         deliver: Callable[[Delivery], None],
         bury: Callable[[Delivery, QueueKey, Unfit], None],
+        expired: Callable[[Delivery], None],
+        crashed: Callable[[Delivery, QueueKey, Intake], None],
         observer: Observer,
         run_unclaimed: bool = False,
         one_at_a_time: bool = False,
@@ -102,6 +104,8 @@ class Dispatcher:
         self.hold_s = hold_s
         self._deliver = deliver
         self._bury = bury
+        self._expired = expired
+        self._crashed = crashed
         self._observer = observer
         self._run_unclaimed = run_unclaimed
         self._one_at_a_time = one_at_a_time
@@ -211,16 +215,12 @@ class Dispatcher:
             self._waiting.append((now + HELD_CLAIM_S, held.message))
         elif claim.verdict == "crashed":
             self._discard(held.pick)
-            unfit = Unfit(
-                "crash limit",
-                f"the process running it died {held.intake.crash_limit or 'too many'} times",
-                held.intake.id,
-                held.intake.name,
-            )
-            self._bury(held.message, held.pick.key, unfit)
+            self._crashed(held.message, held.pick.key, held.intake)
         else:
             logger.info("task %s[%s] need not run: %s", held.intake.name, held.intake.id, claim.verdict)
             self._discard(held.pick)
+            if claim.verdict == "expired":
+                self._expired(held.message)
             held.message.ack()
 
     def _is_inside(self, task_id: str) -> bool:
@@ -324,6 +324,8 @@ class Dispatcher:
             self._picker.started(held.pick, now)
         ticket = Ticket(
             intake=held.intake,
+            message=held.message,
+            key=held.pick.key,
             pick=None if deferred else held.pick,
             token=held.token,
             started_s=now,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kombu.exceptions import ContentDisallowed, DecodeError
 
@@ -24,7 +24,7 @@ class Delivery(Protocol):
     """The part of kombu's ``Message`` that the worker uses."""
 
     body: bytes | str
-    headers: dict[str, object]
+    headers: dict[str, Any]
     properties: dict[str, object]
     delivery_info: dict[str, object]
     content_type: str | None
@@ -32,7 +32,7 @@ class Delivery(Protocol):
     errors: list[object]
 
     @property
-    def payload(self) -> object: ...
+    def payload(self) -> Any: ...
     @property
     def acknowledged(self) -> bool: ...
     def ack(self) -> None: ...
@@ -86,7 +86,7 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
     make no sense are ignored, since anyone who may publish can write them: a tier in the header never moves a message,
     the queue it lies in decides.
     """
-    headers = message.headers
+    headers: object = message.headers
     if not isinstance(headers, dict):
         return Unfit("malformed", f"expected a table of headers, found {type(headers).__name__}")
     task_id, name = headers.get("id"), headers.get("task")

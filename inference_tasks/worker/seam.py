@@ -20,6 +20,7 @@ from amqp import spec
 from amqp.serialization import dumps
 from billiard.exceptions import WorkerLostError
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
+from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from kombu.serialization import prepare_accept_content
@@ -34,7 +35,6 @@ __all__ = [
     "SoloHeartbeat",
     "Tasks",
     "accepted_content",
-    "close_soon",
     "collect",
     "is_lost_child",
     "nack",
@@ -44,6 +44,8 @@ __all__ = [
     "read_by_hand",
     "read_frame",
     "ready_processes",
+    "settled",
+    "stop_worker",
     "unaccepted",
     "ungated",
     "wake_pair",
@@ -151,7 +153,7 @@ def nack(message: Any) -> None:
         return
     if isinstance(channel, amqp.Channel):
         if channel.connection is not None:
-            channel.inference_nack(message.delivery_tag)
+            channel.inference_nack(message.delivery_tag)  # type: ignore[attr-defined]
             message._state = "REQUEUED"
     else:
         message.requeue()
@@ -219,6 +221,18 @@ def unaccepted(job: object) -> bool:
     """Whether a prefork job was never accepted by a process; a lost connection discards those in silence."""
     accepted = getattr(job, "accepted", None)
     return callable(accepted) and not accepted()
+
+
+def settled(callback: object) -> None:
+    """Tell a request, by one of its bound methods, that its message is taken care of."""
+    request = getattr(callback, "__self__", None)
+    if request is not None:
+        request.acknowledged = True
+
+
+def stop_worker(exit_code: int) -> None:
+    """Have the worker end in order, with this exit status."""
+    worker_state.should_stop = exit_code  # type: ignore[assignment]
 
 
 def is_lost_child(info: object) -> bool:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from inference_tasks.worker import seam
+
 if TYPE_CHECKING:
+    from inference_routing.lane import QueueKey
     from inference_routing.picker import Pick
-    from inference_tasks.worker.intake import Intake
+    from inference_tasks.worker.intake import Delivery, Intake
 
 __all__ = ["SlotPool", "Slots", "Ticket"]
 
@@ -21,6 +24,8 @@ class Ticket:
     """
 
     intake: Intake
+    message: Delivery
+    key: QueueKey
     pick: Pick | None
     token: int
     started_s: float
@@ -96,7 +101,7 @@ class SlotPool:
         *,
         take: Callable[[str], Ticket],
         free: Callable[[Ticket], None],
-        crashed: Callable[[Ticket, object], None],
+        crashed: Callable[[Ticket, object], bool],
     ) -> None:
         self._pool = pool
         self._take = take
@@ -135,7 +140,9 @@ class SlotPool:
 
         def on_error(info: object, *a: object, **k: object) -> object:
             try:
-                self._crashed(ticket, info)
+                if self._crashed(ticket, info):
+                    # Its message is on the way to the dead letters: Celery must neither return nor acknowledge it.
+                    seam.settled(error_callback)
                 return error_callback(info, *a, **k) if error_callback else None
             finally:
                 self._free(ticket)

@@ -47,10 +47,11 @@ class Source(Protocol):
     def drain(self) -> None:
         """Take in what has arrived already, without waiting."""
 
+    def close(self) -> None:
+        """Let go: the connection is lost, or another one takes its place."""
+
     def flush(self, *, acks_can_wait: bool = False) -> None:
         """Send what the calls so far have to say. Acknowledgements may be told to wait for the next flush."""
-
-    def close(self) -> None: ...
 
 
 class _QueueChannel:
@@ -204,8 +205,6 @@ class AmqpSource:
         self.on_lost(queue)
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            if channel.channel.is_open:
-                seam.close_soon(channel.channel)
+        """Forget the channels; with its connection the broker takes everything back by itself."""
         self._channels.clear()
         self._order.clear()

@@ -134,6 +134,8 @@ class Bench:
         self.starts: list[str] = []
         self.running: deque[Ticket] = deque()
         self.buried: list[Unfit] = []
+        self.expired: list[str] = []
+        self.crashed: list[str] = []
         costs = CostModel()
         self.dispatcher = Dispatcher(
             source=self.broker,
@@ -148,6 +150,8 @@ class Bench:
             hold_s=hold_s,
             deliver=self.deliver,
             bury=lambda message, key, unfit: self.buried.append(unfit),
+            expired=lambda message: self.expired.append(message.id),
+            crashed=lambda message, key, intake: self.crashed.append(intake.id),
             observer=Unwatched(),
             clock=lambda: self.now,
         )
