@@ -74,6 +74,9 @@ class InferenceTask(Task[P, R]):
     timeout_s: float | None = None
     max_crashes: int | None = None
 
+    # By name: only a worker needs it.
+    Request = "inference_tasks.worker.events:TierRequest"
+
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Submit one call with exactly the function's arguments, and return when the broker has stored it.
 

@@ -23,6 +23,7 @@ from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
+from celery.worker.request import Request
 from kombu.serialization import prepare_accept_content
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Consumer",
     "Outbox",
     "RecoverableConnectionError",
+    "Request",
     "SoloHeartbeat",
     "Tasks",
     "accepted_content",
