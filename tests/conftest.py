@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.history import History
 from tests.support.proxy import FaultProxy
+from tests.support.rabbitmq4 import rabbitmq4_node
 from tests.support.servers import MissingServerError, Node, RabbitMQNode, RedisNode
 
 pytest_plugins = ["tests.support.celery_nodes"]
@@ -27,6 +28,16 @@ NodeT = TypeVar("NodeT", bound=Node)
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("desk"), print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests run on another version of RabbitMQ than the machine's own."""
+    parser.addoption(
+        "--rabbitmq",
+        choices=("installed", "4"),
+        default=os.environ.get("INFERENCE_TEST_RABBITMQ", "installed"),
+        help="which RabbitMQ the tests start: the installed one, or version 4 (see tests/support/rabbitmq4.py)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,16 +69,22 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQNode]:
+def new_rabbitmq(pytestconfig: pytest.Config) -> Callable[[], RabbitMQNode]:
+    """Makes nodes of the version that `--rabbitmq` asks for."""
+    return rabbitmq4_node if pytestconfig.getoption("rabbitmq") == "4" else RabbitMQNode
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(new_rabbitmq: Callable[[], RabbitMQNode]) -> Iterator[RabbitMQNode]:
     """The RabbitMQ node that all tests share; a test that harms its broker takes `private_rabbitmq`."""
-    with _installed(RabbitMQNode) as node:
+    with _installed(new_rabbitmq) as node:
         yield node
 
 
 @pytest.fixture
-def private_rabbitmq() -> Iterator[RabbitMQNode]:
+def private_rabbitmq(new_rabbitmq: Callable[[], RabbitMQNode]) -> Iterator[RabbitMQNode]:
     """A RabbitMQ node of this test alone, to be killed, frozen or reconfigured; takes some 10 s to start."""
-    with _installed(RabbitMQNode) as node:
+    with _installed(new_rabbitmq) as node:
         yield node
 
 

@@ -19,6 +19,7 @@ import urllib.request
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,8 +34,8 @@ _DEBIAN_RABBITMQ = "/usr/lib/rabbitmq/bin"  # the real scripts; those on the PAT
 class MissingServerError(RuntimeError):
     """The program of a server is not installed here."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not installed: apt-get install {name}")
+    def __init__(self, name: str, remedy: str | None = None) -> None:
+        super().__init__(f"{name} is not installed: {remedy or f'apt-get install {name}'}")
         self.name = name
 
 
@@ -123,6 +124,32 @@ class Node(ABC):
         self.close()
 
 
+@dataclass(frozen=True)
+class Installation:
+    """A RabbitMQ on this machine.
+
+    Attributes:
+        owner: Whom the directory of a node belongs to, None for whoever runs the test.
+        user: Whom its programs are started as, None as before.
+    """
+
+    owner: str | int | None
+    user: str | None
+
+    @classmethod
+    def of_the_machine(cls) -> Installation:
+        """The one that is installed as a package."""
+        if program("rabbitmq-server", _DEBIAN_RABBITMQ) is None:
+            raise MissingServerError("rabbitmq-server")
+        # The server must not run as root: Debian's own user for it owns the node then, else whoever runs the test.
+        user = "rabbitmq" if os.geteuid() == 0 and _has_user("rabbitmq") else None
+        return cls(owner=user, user=user)
+
+    def command(self, name: str, directory: Path) -> list[str]:
+        """How one of its programs is started, for the node in ``directory``."""
+        return [program(name, _DEBIAN_RABBITMQ) or name]
+
+
 class RabbitMQNode(Node):
     """One RabbitMQ broker with its management and prometheus plugins.
 
@@ -136,19 +163,20 @@ class RabbitMQNode(Node):
     READY = ("Starting broker... completed", "completed with")
     START_TIMEOUT_S = 90.0
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        server = program("rabbitmq-server", _DEBIAN_RABBITMQ)
-        if server is None:
-            raise MissingServerError("rabbitmq-server")
+    def __init__(self, settings: Mapping[str, str] | None = None, *, installation: Installation | None = None) -> None:
+        installation = installation or Installation.of_the_machine()
         super().__init__("rabbitmq")
-        self._ctl = program("rabbitmqctl", _DEBIAN_RABBITMQ) or "rabbitmqctl"
+        self._ctl = installation.command("rabbitmqctl", self.directory)
         self.name = f"inference-test-{uuid.uuid4().hex[:12]}@localhost"
         self.port, self.management_port, self.prometheus_port, distribution_port = free_ports(4)
-        # The server must not run as root: Debian's own user for it owns the node then, else whoever runs the test.
-        self._user = "rabbitmq" if os.geteuid() == 0 and _has_user("rabbitmq") else None
+        self._user, self._owner = installation.user, installation.owner
         self._env = self._write_configuration(distribution_port, settings or {})
         self.process = LoggedProcess(
-            [server], log=self.directory / "output", env=self._env, directory=self.directory, user=self._user
+            installation.command("rabbitmq-server", self.directory),
+            log=self.directory / "output",
+            env=self._env,
+            directory=self.directory,
+            user=self._user,
         )
 
     def _write_configuration(self, distribution_port: int, settings: Mapping[str, str]) -> dict[str, str]:
@@ -167,9 +195,9 @@ class RabbitMQNode(Node):
         (self.directory / "enabled_plugins").write_text("[rabbitmq_management,rabbitmq_prometheus].\n")
         (self.directory / "env.conf").write_text("")
         (self.directory / "data").mkdir()
-        if self._user is not None:
+        if self._owner is not None:
             for path in [self.directory, *self.directory.iterdir()]:
-                shutil.chown(path, self._user, self._user)
+                shutil.chown(path, self._owner)
         at = str(self.directory)
         return {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -232,7 +260,7 @@ class RabbitMQNode(Node):
     def ctl(self, *arguments: str, timeout_s: float = 60.0) -> str:
         """Run `rabbitmqctl` on this node and return what it printed."""
         done = subprocess.run(
-            [self._ctl, "--quiet", "-n", self.name, *arguments],
+            [*self._ctl, "--quiet", "-n", self.name, *arguments],
             env=self._env,
             cwd=self.directory,
             user=self._user,
