@@ -153,6 +153,9 @@ class Pipeline:
         ]
         await self._stopping.wait()
         self._take_in()
+        if self._open_tickets:
+            # Events are posted, not waited for: a program that ends after its last submit has some on their way.
+            await asyncio.wait([asyncio.wrap_future(one.future) for one in self._open_tickets], timeout=0.5)
         for step in steps:
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)
