@@ -25,8 +25,8 @@ LOOPBACK = "127.0.0.1"
 MAX_TASKS = 10_000
 # Each start of a worker has a name of its own, so those of the past would pile up.
 PURGE_OFFLINE_WORKERS_S = 3600
-COLUMNS = "name,uuid,state,tier,received,started,runtime,worker"
-COLUMNS_WITHOUT_TIER = "name,uuid,state,received,started,runtime,worker"
+COLUMNS = "name,uuid,state,tier,received,runtime,worker"
+COLUMNS_WITHOUT_TIER = "name,uuid,state,received,runtime,worker"
 
 _PREFIX = "FLOWER_"
 
