@@ -18,6 +18,8 @@ COMMANDS = {
     "tiers": "inference_tasks.cli.tiers:tiers",
     "topology": "inference_tasks.cli.topology:topology",
     "settings": "inference_tasks.cli.settings:settings",
+    "dev": "inference_tasks.cli.dev:dev",
+    "demo": "inference_tasks.cli.demo:demo",
     "doctor": "inference_tasks.cli.doctor:doctor",
 }
 

@@ -54,7 +54,7 @@ class Screen:
         Returns:
             What was found last, once ``until`` is true of it.
         """
-        if self.as_json or not self._console.is_terminal:
+        if not self.is_live:
             while True:
                 found = look()
                 self.show(answer(found), lambda found=found: render(found))  # type: ignore[misc]
@@ -69,6 +69,15 @@ class Screen:
                 found = look()
                 live.update(render(found), refresh=True)
         return found
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what is shown may be drawn over: people look at it on a terminal."""
+        return self._console.is_terminal and not self.as_json
+
+    def live(self) -> Live:
+        """Return a place on the terminal that is drawn over whenever it is updated."""
+        return Live(console=self._console, auto_refresh=False)
 
     @staticmethod
     def tell(message: str) -> None:

@@ -281,7 +281,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     for name, url, schemes in (
         ("broker.url", settings.broker.url, ("amqp", "amqps", "pyamqp", "redis", "rediss", "redis+socket", "memory")),
         ("broker.management_url", settings.broker.management_url, ("http", "https")),
-        ("state.url", settings.state.url, ("redis", "rediss", "unix", "redis+socket", "sentinel")),
+        ("state.url", settings.state.url, ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")),
     ):
         scheme = (url or "").partition("://")[0]
         if url is not None and ("://" not in url or scheme not in schemes):
