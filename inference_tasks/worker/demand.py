@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from inference_routing.cost import COLD_START_S
 from inference_routing.lane import FRESH, QueueKey, may_serve_reserved, reserved_queues
+from inference_routing.tier import REALTIME
 
 if TYPE_CHECKING:
     from inference_routing.picker import Pick, Picker
     from inference_tasks.worker.slots import Slots
     from inference_tasks.worker.source import Source
 
-__all__ = ["Demand"]
+__all__ = ["Demand", "Wish"]
 
 #: Asking for less than this part of the window waits for more to ask for.
 FEW = 3
 #: Most messages asked for or held at once, however short the tasks are.
 MAX_WINDOW = 64
-#: Seconds for which a queue found empty is not asked again: fresh lanes, and the lanes where a few ms do not matter.
-RECHECK_FRESH_S, RECHECK_OTHER_S = 0.005, 0.1
+#: Seconds for which a queue found empty is not asked again, while others hold something: the fresh lane of realtime,
+#: those of the other tiers, and the lanes of work that was accepted long ago.
+RECHECK_REALTIME_S, RECHECK_FRESH_S, RECHECK_OTHER_S = 0.005, 0.05, 0.1
+#: When a queue was found empty that nobody has looked at yet.
+NEVER_S = float("-inf")
 #: A push sooner than this after its subscription says that the queue has a backlog.
 BACKLOG_PUSH_S = 0.005
 #: Messages that need not run, taken in a row from one tier before the next tier is tried.
@@ -31,6 +35,13 @@ LANES_S = 0.25
 MISSING_S = 1.0
 #: Weight of the newest cost in the mean that the window is computed from.
 SMOOTHING = 0.1
+
+
+class Wish(NamedTuple):
+    """A queue to ask for one message: as picked, or, without a pick, to see whether it is still empty."""
+
+    key: QueueKey
+    pick: Pick | None
 
 
 class Demand:
@@ -60,6 +71,7 @@ class Demand:
         self._all = tuple(queues)
         self._reserved = reserved_queues(queues)
         self._empty: dict[QueueKey, float] = {}
+        self._looking: set[QueueKey] = set()
         self._subscribed: dict[str, float] = {}
         self._discarded_in_a_row = 0
         self._skip_tier: str | None = None
@@ -67,6 +79,7 @@ class Demand:
         self._mean_s = COLD_START_S
         self._apart_s = 0.0
         self._started_at_s = 0.0
+        self.forget_all()
 
     @property
     def is_subscribed(self) -> bool:
@@ -96,30 +109,53 @@ class Demand:
         """A message does need its run."""
         self._discarded_in_a_row = 0
 
+    def overdue(self, count: int) -> None:
+        """Messages had to go back, having waited too long: half as many are held next."""
+        self._apart_s = max(self._apart_s, 2 * self.hold_s / max(1, count))
+
     # -- what is empty -------------------------------------------------------------------------------------------------
 
-    def found_empty(self, pick: Pick) -> None:
-        self._picker.found_empty(pick)
-        self._empty[pick.key] = self._clock()
+    def found_empty(self, key: QueueKey, pick: Pick | None) -> None:
+        """A queue that was asked had nothing."""
+        self._looking.discard(key)
+        if pick is not None:
+            self._picker.found_empty(pick)
+        self._empty[key] = self._clock()
+
+    def found(self, key: QueueKey, pick: Pick | None) -> Pick:
+        """A queue that was asked had a message: its pick, made now if it was only a look."""
+        self.filled(key)
+        return pick or self._pick_of(key)
+
+    def _pick_of(self, key: QueueKey) -> Pick:
+        pick = self._picker.pick(self._clock(), (key,))
+        assert pick is not None  # a queue that is offered counts as ready
+        return pick
 
     def emptied(self, key: QueueKey, at_s: float) -> None:
         self._empty[key] = at_s
         self._picker.mark_empty(key)
 
     def filled(self, key: QueueKey) -> None:
+        self._looking.discard(key)
         if self._empty.pop(key, None) is not None:
             self._picker.mark_ready(key)
 
     def missing(self, queue: str) -> None:
         """The queue cannot be read for now."""
         self._subscribed.pop(queue, None)
+        self._looking.discard(self._keys[queue])
         self.emptied(self._keys[queue], self._clock() + MISSING_S)
 
     def forget_all(self) -> None:
-        """A new connection: nothing is known of any queue."""
+        """A new connection: nothing is known of any queue. The fresh lanes are taken to hold something."""
         self._subscribed.clear()
-        for key in list(self._empty):
-            self.filled(key)
+        self._looking.clear()
+        for key in self._all:
+            if key.lane == FRESH:
+                self.filled(key)
+            else:
+                self.emptied(key, NEVER_S)
 
     # -- how many, and which -------------------------------------------------------------------------------------------
 
@@ -140,7 +176,7 @@ class Demand:
         # Where the worker itself cannot keep up with its slots, what it really starts per second is the limit.
         return min(MAX_WINDOW, free + min(starts, int(self.hold_s / max(self._apart_s, 1e-4))))
 
-    def wanted(self, inside: int, inside_lower: int, asked: int, now: float) -> list[Pick]:
+    def wanted(self, inside: int, inside_lower: int, asked: int, now: float) -> list[Wish]:
         """Return what to ask for now, in order; subscribes instead where there is nothing to ask for.
 
         Args:
@@ -160,44 +196,42 @@ class Demand:
         # Messages that need not run take no slot: after some of them in a row more are fetched at once.
         want = min(MAX_WINDOW, want + self._discarded_in_a_row)
         lower = want if not self._slots.reserve else self._lower_room(window, inside_lower)
-        picks = self._picks(want, lower, now)
-        if picks:
+        wishes = self._wishes(want, lower, now)
+        if wishes:
             self._idle_since_s = None
         elif free > inside and not asked:
             self.subscribe(inside, now)
-        return picks
+        return wishes
 
-    def _picks(self, want: int, lower: int, now: float) -> list[Pick]:
-        """What to ask for, in order. With no queue believed to hold anything: nothing, it is pushed instead."""
+    def _wishes(self, want: int, lower: int, now: float) -> list[Wish]:
+        """First looks at queues that may no longer be empty, then picks among those believed to hold something.
+
+        A look is no pick: were the picker asked, each look in vain would shift the order of what is picked meanwhile.
+        With no queue believed to hold anything there is nothing to ask: it is pushed instead.
+        """
         skip, self._skip_tier = self._skip_tier, None
-        picks: list[Pick] = []
-        if not self._any_filled(lower > 0, skip):
-            return self._picks(want, lower, now) if skip else picks
-        due = [key for key in (self._all if lower > 0 else self._reserved) if key.tier != skip and self._due(key, now)]
-        while len(picks) < want:
-            pick = self._picker.pick(now, due)
+        among = self._all if lower > 0 else self._reserved
+        filled = [key for key in among if key not in self._empty and key.tier != skip]
+        if not filled and skip is not None:
+            filled = [key for key in among if key not in self._empty]
+        wishes: list[Wish] = []
+        for key, found_s in self._empty.items():
+            if len(wishes) == want or (lower <= 0 and not may_serve_reserved(key)) or key in self._looking:
+                continue
+            if found_s == NEVER_S or (filled and now - found_s >= _recheck_s(key)):
+                wishes.append(Wish(key, None))
+                self._looking.add(key)
+                lower -= not may_serve_reserved(key)
+        while len(wishes) < want and filled:
+            pick = self._picker.pick(now, filled)
             if pick is None:
                 break
-            picks.append(pick)
-            if pick.key in self._empty:
-                due.remove(pick.key)  # one look is enough to learn whether it still is
-                self._empty[pick.key] = now
+            wishes.append(Wish(pick.key, pick))
             if not may_serve_reserved(pick.key):
                 lower -= 1
                 if lower == 0:
-                    due = [key for key in due if may_serve_reserved(key)]
-        return picks
-
-    def _due(self, key: QueueKey, now: float) -> bool:
-        found = self._empty.get(key)
-        return found is None or now - found >= (RECHECK_FRESH_S if key.lane == FRESH else RECHECK_OTHER_S)
-
-    def _any_filled(self, lower: bool, skip: str | None) -> bool:
-        """Whether a queue that may be served is believed to hold something."""
-        if skip is None and lower:
-            return len(self._empty) < len(self._all)
-        among = self._all if lower else self._reserved
-        return any(key not in self._empty and key.tier != skip for key in among)
+                    filled = [key for key in filled if may_serve_reserved(key)]
+        return wishes
 
     def _lower_room(self, window: int, inside: int) -> int:
         ready = self._slots.ready or 1
@@ -217,7 +251,7 @@ class Demand:
         if room <= 0 or not may_take:
             self.filled(key)
             return None
-        pick = self._picker.pick(now, (key,))
+        pick = self._pick_of(key)
         if room == 1 or since is None or now - since < BACKLOG_PUSH_S:
             # No room for more, or more is waiting than pushes one by one can bring in the right shares.
             self.unsubscribe()
@@ -270,6 +304,14 @@ class Demand:
         self._all = (*self._all, key) if on else tuple(one for one in self._all if one != key)
         self._reserved = reserved_queues(self._all)
         self._empty.pop(key, None)
+        if on:
+            self.emptied(key, NEVER_S)
         if self._subscribed.pop(queue, None) is not None:
             self.source.unsubscribe([queue])
         return key
+
+
+def _recheck_s(key: QueueKey) -> float:
+    if key.lane != FRESH:
+        return RECHECK_OTHER_S
+    return RECHECK_REALTIME_S if key.tier == REALTIME else RECHECK_FRESH_S

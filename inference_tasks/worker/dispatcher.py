@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from inference_routing.lane import may_serve_reserved
 from inference_tasks.errors import StateUnavailableError
-from inference_tasks.worker.demand import Demand
+from inference_tasks.worker.demand import Demand, Wish
 from inference_tasks.worker.intake import Delivery, Intake, Unfit, read
 from inference_tasks.worker.slots import Slots, Ticket
 
@@ -112,7 +112,7 @@ class Dispatcher:
         self._connection_errors = connection_errors
         self._clock = clock
 
-        self._asked: deque[tuple[Pick, float]] = deque()
+        self._asked: deque[tuple[Wish, float, bool]] = deque()
         self._arrived: list[tuple[Delivery, Pick]] = []
         self._held: deque[_Held] = deque()
         self._waiting: deque[tuple[float, Delivery]] = deque()
@@ -130,16 +130,17 @@ class Dispatcher:
     # -- what the broker says ------------------------------------------------------------------------------------------
 
     def _on_answer(self, queue: str, message: Delivery | None) -> None:
-        pick, _ = self._asked.popleft()
+        wish, _, is_void = self._asked.popleft()
         if message is None:
-            self._demand.found_empty(pick)
+            self._demand.found_empty(wish.key, None if is_void else wish.pick)
             return
-        self._demand.filled(pick.key)
-        if self._closing or self._state_lost:
-            self._picker.refund(pick)
+        if is_void or self._closing or self._state_lost:
+            if wish.pick is not None and not is_void:
+                self._picker.refund(wish.pick)
+            self._demand.filled(wish.key)
             self._source.give_back(message)
             return
-        self._arrived.append((message, pick))
+        self._arrived.append((message, self._demand.found(wish.key, wish.pick)))
 
     def _on_push(self, queue: str, message: Delivery | None) -> None:
         if message is None:
@@ -267,12 +268,13 @@ class Dispatcher:
                 return True
         return False
 
-    def _startable(self) -> _Held | None:
-        if self.slots.free_lower:
-            return self._held.popleft()
+    def _startable(self, *, take: bool = True) -> _Held | None:
+        """The first held message that a free slot may run; removed from what is held if it is taken."""
+        lower, free = self.slots.free_lower, self.slots.free
         for held in self._held:
-            if may_serve_reserved(held.pick.key):
-                self._held.remove(held)
+            if lower or (free and may_serve_reserved(held.pick.key)):
+                if take:
+                    self._held.remove(held)
                 return held
         return None
 
@@ -376,11 +378,11 @@ class Dispatcher:
         if self.slots.reserve:
             lower = sum(not may_serve_reserved(held.pick.key) for held in self._held)
             lower += sum(not may_serve_reserved(pick.key) for _, pick in self._arrived)
-            lower += sum(not may_serve_reserved(pick.key) for pick, _ in self._asked)
-        picks = self._demand.wanted(inside, lower, asked, now)
-        if picks:
-            self._asked.extend((pick, now) for pick in picks)
-            self._source.ask([pick.key.name for pick in picks])
+            lower += sum(not may_serve_reserved(wish.key) for wish, _, _ in self._asked)
+        wishes = self._demand.wanted(inside, lower, asked, now)
+        if wishes:
+            self._asked.extend((wish, now, False) for wish in wishes)
+            self._source.ask([wish.key.name for wish in wishes])
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -402,17 +404,29 @@ class Dispatcher:
     def return_overdue(self, now: float | None = None) -> None:
         """Give back what has been held longer than ``hold_s``, unless a slot is free to start it this moment."""
         now = self._clock() if now is None else now
-        if not self._held:
+        if not self._held or now - self._held[0].arrived_s <= self.hold_s or self._startable(take=False) is not None:
             return
-        lower, free = self.slots.free_lower, self.slots.free
-        overdue = [
-            held
-            for held in self._held
-            if now - held.arrived_s > self.hold_s and not (lower or (free and may_serve_reserved(held.pick.key)))
-        ]
-        if overdue:
-            self._held = deque(held for held in self._held if held not in overdue)
-            self._give_back(overdue)
+        # All of it, also what is on its way: the picks are then made again in the same order. Were only the overdue
+        # ones returned, those behind them would start before their turn.
+        back = list(self._held)
+        self._held.clear()
+        self._demand.overdue(len(back))
+        self._give_back(back)
+        self._return_arrived()
+        self._void_asked()
+
+    def _void_asked(self) -> None:
+        """Take back every pick whose message is still on its way; it will be returned when it comes."""
+        for place, (wish, at_s, is_void) in enumerate(self._asked):
+            if not is_void and wish.pick is not None:
+                self._picker.refund(wish.pick)
+            self._asked[place] = (wish, at_s, True)
+
+    def _return_arrived(self) -> None:
+        for message, pick in self._arrived:
+            self._picker.refund(pick)
+            self._source.give_back(message)
+        self._arrived = []
 
     @property
     def next_overdue_s(self) -> float | None:
@@ -461,10 +475,7 @@ class Dispatcher:
         """Take nothing new and return what has not started, at once."""
         self._closing = True
         self._demand.unsubscribe()
-        for message, pick in self._arrived:
-            self._picker.refund(pick)
-            self._source.give_back(message)
-        self._arrived = []
+        self._return_arrived()
         while self._waiting:
             self._source.give_back(self._waiting.popleft()[1])
         helds = [*self._held, *self._deferred.values()]
@@ -474,8 +485,7 @@ class Dispatcher:
 
     def connection_lost(self) -> None:
         """Every delivery tag is void: the broker has everything back. What runs goes on."""
-        for pick, _ in self._asked:
-            self._picker.refund(pick)
+        self._void_asked()
         for _, pick in self._arrived:
             self._picker.refund(pick)
         self._release([*self._held, *self._deferred.values()])

@@ -9,16 +9,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from inference_tasks.app import InferenceApp
+from inference_tasks.task import InferenceTask
 from tests.support.processes import WorkerProcess
 from tests.support.servers import RabbitMQNode, RedisNode
 
-__all__ = ["Bench", "Report", "Start", "app_for", "quantile", "starts", "wait_until"]
+__all__ = ["Bench", "Report", "Start", "app_for", "quantile", "starts", "task_of", "wait_until"]
 
 APP = "tests.benchmarks.tasks:app"
 OUT = Path("build/bench")
@@ -99,23 +101,31 @@ class Bench:
         }
         return environment | {f"INFERENCE_{key.upper()}": str(value) for key, value in settings.items()}
 
+    def purge(self, namespace: str, *queues: str) -> None:
+        """Empty queues in the vhost of a scenario."""
+        for queue in queues:
+            self.rabbitmq.api("DELETE", f"/api/queues/{namespace}/{queue}/contents")
+
     @contextmanager
     def workers(
-        self, environment: Mapping[str, str], count: int = 1, *options: str, app: str = APP
+        self, environment: Mapping[str, str], count: int = 1, *options: str, app: str = APP, name: str = "w"
     ) -> Iterator[list[WorkerProcess]]:
-        """Run ``count`` workers; each drains at the end."""
-        with ExitStack() as stack:
-            workers = []
+        """Run ``count`` workers; each drains at the end. Two groups at once need two names."""
+        workers: list[WorkerProcess] = []
+        try:
             for number in range(count):
                 worker = WorkerProcess.celery(
-                    app, *options, directory=self.directory, env=environment, name=f"w{self._count}-{number}"
+                    app, *options, directory=self.directory, env=environment, name=f"{name}{self._count}-{number}"
                 )
-                worker.start()
-                stack.callback(worker.close, 30.0)
                 workers.append(worker)
+                worker.start()
             for worker in workers:
                 worker.wait_ready()
             yield workers
+        finally:
+            # All at once: each takes a second or two.
+            with ThreadPoolExecutor(count) as closers:
+                list(closers.map(lambda worker: worker.close(30.0), workers))
 
 
 def app_for(environment: Mapping[str, str]) -> InferenceApp:
@@ -128,11 +138,20 @@ def app_for(environment: Mapping[str, str]) -> InferenceApp:
     return make_app()
 
 
+def task_of(app: InferenceApp, name: str) -> InferenceTask[..., object]:
+    """Return one of the app's tasks as what it is; Celery's registry knows only its own kind."""
+    task = app.tasks[name]
+    assert isinstance(task, InferenceTask), task
+    return task
+
+
 def starts(environment: Mapping[str, str]) -> dict[str, list[Start]]:
     """Return every worker's hand-overs in their order: {worker's process id: starts}."""
     logs: dict[str, list[Start]] = {}
     for file in sorted(Path(environment["BENCH_STARTS"]).iterdir()):
         rows = [row.split() for row in file.read_text().splitlines() if row.endswith("\t")]
+        if not rows:
+            continue
         costs = {row[2]: float(row[3]) for row in rows if row[0] == "freed"}
         logs[file.name] = [
             Start(float(row[1]), row[3], row[2], float(row[4]), costs.get(row[2], float("nan")))
