@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiormq
+from aiormq.channel import Channel
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
@@ -24,7 +25,7 @@ from pamqp.commands import Basic
 
 from inference_tasks import QueueFullError
 from inference_tasks.app import InferenceApp, inference_of
-from tests.benchmarks.harness import Bench, Report, app_for
+from tests.benchmarks.harness import Bench, Report, app_for, task_of
 from tests.benchmarks.stock import make_stock
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -56,14 +57,12 @@ class Broker:
         )
         self.stock: Celery = make_stock()
         # The first publish declares the queues.
-        self.ours.tasks["noop"].submit()
+        task_of(self.ours, "noop").submit()
         self.stock.tasks["noop"].apply_async(queue="batch")
 
     def purge(self) -> None:
         """Empty the queues, so that no round meets the messages of the one before."""
-        with self.ours.connection_for_write() as connection:
-            for queue in ("batch", f"{self.namespace}.batch"):
-                connection.default_channel.queue_purge(queue)
+        self._bench.purge(self.namespace, "batch", f"{self.namespace}.batch")
 
     def close(self) -> None:
         """End what holds connections, and delete the vhost."""
@@ -98,7 +97,7 @@ def refusals_ms(submit: Callable[[], object], error: type[Exception]) -> list[fl
 def refused(bench: Bench, report: Report, queue_type: str) -> dict[str, dict[str, float]]:
     """Fill both queues, then refuse on each side in turn."""
     broker = Broker(bench, queue_type, FULL)
-    ours, stock = broker.ours.tasks["noop"], broker.stock.tasks["noop"]
+    ours, stock = task_of(broker.ours, "noop"), broker.stock.tasks["noop"]
     sides: dict[str, tuple[Callable[[], object], type[Exception]]] = {
         "ours": (ours.submit, QueueFullError),
         "stock": (lambda: stock.apply_async(queue="batch"), OperationalError),
@@ -152,7 +151,7 @@ def at_once(submit: Callable[[], object]) -> float:
 def many(app: InferenceApp) -> float:
     """Return submits per second of one ``submit_many``."""
     began = time.perf_counter()
-    batch = app.tasks["noop"].submit_many([()] * MANY)
+    batch = task_of(app, "noop").submit_many([()] * MANY)
     taken_s = time.perf_counter() - began
     assert len(batch.accepted) == MANY, batch
     return MANY / taken_s
@@ -174,6 +173,7 @@ async def _bare(broker: Broker, message: Any) -> float:
     payload = dumps(message.body).encode()
     connection = await aiormq.connect(broker.url)
     channel = await connection.channel(publisher_confirms=True)
+    assert isinstance(channel, Channel), "which can publish without waiting for the socket"
 
     async def publish() -> None:
         await channel.basic_publish(
@@ -202,7 +202,7 @@ async def _bare(broker: Broker, message: Any) -> float:
 def accepted(bench: Bench, report: Report, queue_type: str) -> dict[str, float]:
     """Submit on every side in turn, each time to empty queues."""
     broker = Broker(bench, queue_type, 1_000_000)
-    ours, stock = broker.ours.tasks["noop"], broker.stock.tasks["noop"]
+    ours, stock = task_of(broker.ours, "noop"), broker.stock.tasks["noop"]
 
     def apply_async() -> object:
         return stock.apply_async(queue="batch")

@@ -63,7 +63,9 @@ class Report:
 
     def close(self) -> None:
         """Write the file and print the JSON line."""
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        # With other work on the machine, only ratios say anything: the load average tells.
+        load = os.getloadavg()[1]
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}"
         line = json.dumps({"name": self.name, "machine": machine, "figures": self.figures, "bars": self.bars})
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / f"{self.name}.json").write_text(line + "\n")

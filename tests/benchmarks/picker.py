@@ -1,4 +1,4 @@
-"""Microseconds per pick: three tiers of three lanes, and 64 queues in one lane; by time and by count. No server needed."""
+"""Microseconds per pick with three tiers of three lanes, and with 64 queues; by time and by count. Needs no server."""
 
 from __future__ import annotations
 
