@@ -11,7 +11,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps, current_app, signals
 from kombu.common import QoS
 
 from inference_routing.cost import CostModel
@@ -19,104 +18,30 @@ from inference_routing.lane import QueueKey
 from inference_routing.picker import Picker
 from inference_tasks.app import inference_of
 from inference_tasks.errors import StateUnavailableError
-from inference_tasks.state.records import State, TaskError, WorkerBeat
+from inference_tasks.state.records import WorkerBeat
 from inference_tasks.worker import seam
-from inference_tasks.worker.dead import Undertaker, as_text
+from inference_tasks.worker.dead import as_text
 from inference_tasks.worker.dispatcher import Dispatcher
-from inference_tasks.worker.endings import tell_crashed, tell_expired
-from inference_tasks.worker.intake import Intake, Unfit
+from inference_tasks.worker.endings import Endings
+from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
 from inference_tasks.worker.mailbox import Mailbox
 from inference_tasks.worker.pool_options import PoolRequest, check_pool
+from inference_tasks.worker.processes import Processes
 from inference_tasks.worker.slots import SlotPool, Slots
+from inference_tasks.worker.steps import TierConsumer
 from inference_tasks.worker.tally import Tally
 
 if TYPE_CHECKING:
     from inference_tasks.state.records import Claimant
     from inference_tasks.worker.slots import Ticket
 
-__all__ = ["InferenceConsumer", "TierStep"]
+__all__ = ["InferenceConsumer"]
 
 logger = logging.getLogger(__name__)
 
-#: Exit status of a pool process that cannot load its models.
-EX_NO_MODELS = 70
-#: Rounds of new processes of which none becomes ready, after which the worker gives up.
-MAX_FAILED_ROUNDS = 3
-#: Exit status of a worker that gives up: a deployment must be mended.
-EX_DEPLOYMENT = 7
 TICK_S = 0.1
 DRAIN_S = 2.0
-
-
-@signals.worker_process_init.connect(weak=False)
-def _load_models(**_: object) -> None:
-    """Load the models in each pool process before its slot exists; a process without its models must not get one."""
-    try:
-        inference_of(current_app).load_models()
-    except Exception:
-        logger.critical("this process ends, since it cannot load its models", exc_info=True)
-        logging.shutdown()
-        os._exit(EX_NO_MODELS)
-
-
-class TierConsumer:
-    """What Celery calls its task consumer: the same calls as kombu's ``Consumer``, answered by the dispatcher."""
-
-    def __init__(self, owner: InferenceConsumer) -> None:
-        self._owner = owner
-        self.on_message: Callable[[Any], None] | None = None
-        self.channel = owner.connection.default_channel if owner.connection else None
-        self.queues = list(owner.app.amqp.queues.consume_from.values())
-
-    def consume(self) -> None:
-        self._owner.begin()
-
-    def cancel(self) -> None:
-        self._owner.drain()
-
-    def close(self) -> None: ...
-
-    def qos(self, **_: object) -> None: ...
-
-    def consuming_from(self, queue: Any) -> bool:
-        name = getattr(queue, "name", queue)
-        return any(one.name == name for one in self.queues)
-
-    def add_queue(self, queue: Any) -> None:
-        self.queues.append(queue)
-        self._owner.dispatcher.serve(queue.name, on=True)
-
-    def cancel_by_queue(self, queue: str) -> None:
-        self.queues = [one for one in self.queues if one.name != queue]
-        self._owner.dispatcher.serve(queue, on=False)
-
-
-class TierStep(bootsteps.StartStopStep):
-    """Put the tier consumer in the place of the one that Celery's ``Tasks`` step has made.
-
-    A step after ``Tasks``, not instead of it: other steps require ``Tasks`` by class and would bring the stock one
-    back.
-    """
-
-    requires = (seam.Tasks,)
-    label = "Tiers"
-
-    def __init__(self, c: InferenceConsumer, **kwargs: object) -> None:
-        super().__init__(c, **kwargs)
-        self.enabled = isinstance(c, InferenceConsumer)
-
-    def start(self, c: InferenceConsumer) -> None:
-        c.attach()
-
-    def stop(self, c: InferenceConsumer) -> None:
-        c.drain()
-
-    def shutdown(self, c: InferenceConsumer) -> None:
-        c.leave()
-
-    def register_with_event_loop(self, c: InferenceConsumer, hub: Any) -> None:
-        c.register(hub)
 
 
 class InferenceConsumer(seam.Consumer):
@@ -142,7 +67,7 @@ class InferenceConsumer(seam.Consumer):
         # Delays have queues of their own here, declared with the rest of the topology.
         default_steps = (
             *(step for step in seam.Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")),
-            "inference_tasks.worker.consumer:TierStep",
+            "inference_tasks.worker.steps:TierStep",
         )
 
     def __init__(self, on_task_request: Callable[[Any], None], *args: Any, pool: Any = None, **kwargs: Any) -> None:
@@ -167,6 +92,8 @@ class InferenceConsumer(seam.Consumer):
         slots = Slots(self._ready, settings.worker.reserve)
         wrapped = SlotPool(pool, take=self._take, free=self._free, crashed=self._crashed)
         self.store = self.inference.store
+        worker = kwargs.get("hostname") or ""
+        self._endings = Endings(self.inference, self._mailbox, self._later, worker=worker)
         costs = CostModel()
         self.dispatcher = Dispatcher(
             source=_NoSource(),
@@ -176,13 +103,11 @@ class InferenceConsumer(seam.Consumer):
             slots=slots,
             queues=served,
             tasks=kwargs["app"].tasks,
-            worker=kwargs.get("hostname") or "",
+            worker=worker,
             lease_s=settings.state.lease_s,
             hold_s=settings.worker.hold_s,
             deliver=self._deliver,
-            bury=self._bury,
-            expired=partial(tell_expired, kwargs["app"]),
-            crashed=self._bury_crashed,
+            ends=self._endings,
             observer=self._tally,
             run_unclaimed=settings.state.on_state_loss == "run",
             one_at_a_time=self._pool_kind == "solo",
@@ -192,17 +117,7 @@ class InferenceConsumer(seam.Consumer):
         if self._pool_kind != "prefork":
             self.inference.load_models()
         super().__init__(self._request, *args, pool=wrapped, **kwargs)  # type: ignore[misc]
-        self._births = 0
-        signals.worker_before_create_process.connect(self._process_born)
-        self._undertaker = Undertaker(
-            post=self.inference.publisher.post,
-            on_main=self._mailbox.post,
-            later=self._later,
-            fail=self._record_unfit,
-            namespace=settings.namespace,
-            dead_queue=topology.dead.name,
-            worker=self.hostname,
-        )
+        self._processes = Processes(pool) if self._pool_kind == "prefork" else None
         self._leases = Leases(
             self.inference.new_store(),
             worker=self.hostname,
@@ -215,23 +130,9 @@ class InferenceConsumer(seam.Consumer):
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _ready(self) -> int:
-        if self._pool_kind == "prefork":
-            return seam.ready_processes(self._raw_pool)
+        if self._processes is not None:
+            return self._processes.ready
         return int(self._raw_pool.num_processes or 1)
-
-    def _process_born(self, **_: object) -> None:
-        self._births += 1
-
-    def _check_births(self) -> None:
-        """Stop a worker whose processes die one after another without ever being ready."""
-        if self._pool_kind != "prefork" or not self._births:
-            return
-        processes = self._raw_pool.num_processes
-        if seam.ready_processes(self._raw_pool) >= processes:
-            self._births = 0
-        elif self._births > MAX_FAILED_ROUNDS * processes:
-            logger.critical("%d processes in a row have ended before they were ready; giving up", self._births)
-            seam.stop_worker(EX_DEPLOYMENT)
 
     def _take(self, task_id: str) -> Ticket:
         return self.dispatcher.take(task_id)
@@ -251,14 +152,8 @@ class InferenceConsumer(seam.Consumer):
             return False
         logger.error("the process running task %s[%s] died (%d so far)", intake.name, intake.id, crash.crashes)
         if crash.over:
-            self._bury_crashed(ticket.message, ticket.key, intake)
+            self._endings.crashed(ticket.message, ticket.key, intake)
         return crash.over
-
-    def _bury_crashed(self, message: Any, key: QueueKey, intake: Intake) -> None:
-        limit = intake.crash_limit or self.inference.settings.worker.max_crashes
-        text = f"the process running it died {limit} times"
-        self._bury(message, key, Unfit("crash limit", text, intake.id, intake.name))
-        tell_crashed(self.app, message, text)
 
     def _request(self, request: Any) -> None:
         """Celery's way to the pool. What comes by its timer (ETA, rate limits) waits for a free slot like all else."""
@@ -334,7 +229,8 @@ class InferenceConsumer(seam.Consumer):
     def _tick(self) -> None:
         self._flush_events()
         self._source.flush()
-        self._check_births()
+        if self._processes is not None:
+            self._processes.check()
         try:
             self.dispatcher.tick()
         except TimeoutError as exc:
@@ -359,14 +255,6 @@ class InferenceConsumer(seam.Consumer):
 
     # -- bad messages --------------------------------------------------------------------------------------------------
 
-    def _bury(self, message: Any, key: QueueKey, unfit: Unfit) -> None:
-        self._undertaker.bury(message, key, unfit)
-
-    def _record_unfit(self, unfit: Unfit, key: QueueKey) -> None:
-        if unfit.id is not None:
-            error = TaskError(type=unfit.reason, message=unfit.detail)
-            self.store.finish(unfit.id, None, None, State.FAILED, error, name=unfit.name or "", tier=key.tier)
-
     def _bury_current(self, message: Any, reason: str, exc: object) -> None:
         key = self.dispatcher.take_back_handing()
         if key is None:
@@ -374,7 +262,7 @@ class InferenceConsumer(seam.Consumer):
             return
         headers = message.headers if isinstance(message.headers, dict) else {}
         unfit = Unfit(reason, repr(exc)[:500], as_text(headers.get("id")), as_text(headers.get("task")))
-        self._bury(message, key, unfit)
+        self._endings.bury(message, key, unfit)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         self._bury_current(message, "undecodable", exc)

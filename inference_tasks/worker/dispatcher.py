@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from inference_routing.lane import may_serve_reserved
 from inference_tasks.errors import StateUnavailableError
+from inference_tasks.worker.claiming import Claiming, Held
 from inference_tasks.worker.demand import Demand, Wish
-from inference_tasks.worker.intake import Delivery, Intake, Unfit, read
+from inference_tasks.worker.intake import Delivery, Intake, Unfit
 from inference_tasks.worker.slots import Slots, Ticket
 
 if TYPE_CHECKING:
     from inference_routing.cost import CostModel
     from inference_routing.lane import QueueKey
     from inference_routing.picker import Pick, Picker
-    from inference_tasks.state.records import Claim, Claimant
+    from inference_tasks.worker.claiming import Claims, Ends
     from inference_tasks.worker.source import Source
 
-__all__ = ["Claims", "Dispatcher", "Observer"]
+__all__ = ["Dispatcher", "Observer"]
 
 logger = logging.getLogger(__name__)
 
 #: Claims are made for this many at once rather than sooner, while enough is held.
 CLAIM_BATCH = 8
-#: A message that meets a live claim goes back no sooner than this.
-HELD_CLAIM_S = 1.0
 #: Seconds the broker may take for an answer before the connection counts as dead.
 ANSWER_S = 10.0
-
-
-class Claims(Protocol):
-    """The part of the task store that the dispatcher uses."""
-
-    def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]: ...
-    def release(self, claims: Sequence[tuple[str, int]]) -> None: ...
 
 
 class Observer(Protocol):
@@ -46,20 +37,6 @@ class Observer(Protocol):
 
     def started(self, ticket: Ticket) -> None: ...
     def finished(self, ticket: Ticket, cost_s: float) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A message inside the worker that has not started."""
-
-    message: Delivery
-    pick: Pick
-    intake: Intake
-    arrived_s: float
-    predicted_s: float
-    token: int = 0
-    attempts: int = 0
-    taken: bool = False
 
 
 class Dispatcher:
@@ -84,9 +61,7 @@ class Dispatcher:
         lease_s: float,
         hold_s: float,
         deliver: Callable[[Delivery], None],
-        bury: Callable[[Delivery, QueueKey, Unfit], None],
-        expired: Callable[[Delivery], None],
-        crashed: Callable[[Delivery, QueueKey, Intake], None],
+        ends: Ends,
         observer: Observer,
         run_unclaimed: bool = False,
         one_at_a_time: bool = False,
@@ -95,29 +70,33 @@ class Dispatcher:
     ) -> None:
         self._picker = picker
         self._costs = costs
-        self._claims = claims
         self.slots = slots
         self._demand = Demand(source, picker, slots, queues, hold_s=hold_s, clock=clock)
-        self._tasks = tasks
-        self._worker = worker
-        self._lease_s = lease_s
+        self._claiming = Claiming(
+            claims,
+            picker=picker,
+            costs=costs,
+            demand=self._demand,
+            tasks=tasks,
+            ends=ends,
+            worker=worker,
+            lease_s=lease_s,
+            run_unclaimed=run_unclaimed,
+            is_inside=self._is_inside,
+        )
         self.hold_s = hold_s
         self._deliver = deliver
-        self._bury = bury
-        self._expired = expired
-        self._crashed = crashed
+        self._ends = ends
         self._observer = observer
-        self._run_unclaimed = run_unclaimed
         self._one_at_a_time = one_at_a_time
         self._connection_errors = connection_errors
         self._clock = clock
 
         self._asked: deque[tuple[Wish, float, bool]] = deque()
         self._arrived: list[tuple[Delivery, Pick]] = []
-        self._held: deque[_Held] = deque()
-        self._waiting: deque[tuple[float, Delivery]] = deque()
-        self._deferred: dict[str, _Held] = {}
-        self._handing: _Held | None = None
+        self._held: deque[Held] = deque()
+        self._deferred: dict[str, Held] = {}
+        self._handing: Held | None = None
         self._closing = False
         self._state_lost = False
         source.on_answer = self._on_answer
@@ -156,9 +135,9 @@ class Dispatcher:
         """What was held of this queue went back to it with its channel."""
         key = self._demand.key(queue)
         self._arrived = [entry for entry in self._arrived if self._keep(entry[1], key)]
-        gone = [held for held in self._held if held.pick.key == key]
-        self._held = deque(held for held in self._held if held.pick.key != key)
-        self._release(gone)
+        gone = [held for held in self._held if held.key == key]
+        self._held = deque(held for held in self._held if held.key != key)
+        self._claiming.forget(gone)
         self._demand.missing(queue)
 
     def _keep(self, pick: Pick, lost: QueueKey) -> bool:
@@ -181,48 +160,19 @@ class Dispatcher:
         return again
 
     def _claim(self, now: float) -> None:
-        batch: list[_Held] = []
-        for message, pick in self._arrived:
-            intake = read(message, pick.key, self._tasks)
-            if isinstance(intake, Unfit):
-                self._discard(pick)
-                self._bury(message, pick.key, intake)
-                continue
-            predicted_s = self._costs.predict_s(intake.name, intake.tier)
-            self._picker.predicted(pick, predicted_s)
-            batch.append(_Held(message, pick, intake, now, predicted_s))
-        self._arrived = []
-        if not batch or self._claims is None:
-            self._held.extend(batch)
-            return
+        arrived, self._arrived = self._arrived, []
         try:
-            claims = self._claims.claim([held.intake.claimant() for held in batch], self._worker, self._lease_s)
+            self._held.extend(self._claiming.admit(arrived, now))
         except StateUnavailableError as exc:
-            self._without_state(batch, exc)
-            return
-        for held, claim in zip(batch, claims, strict=True):
-            self._judge(held, claim, now)
+            logger.error("taking no new work until the state can be reached again: %s", exc)
+            self._state_lost = True
+            self._demand.unsubscribe()
+            self._return_held()
 
-    def _judge(self, held: _Held, claim: Claim, now: float) -> None:
-        if claim.verdict == "run":
-            held.token, held.attempts = claim.token, claim.attempts
-            self._held.append(held)
-            self._demand.kept()
-        elif claim.verdict == "held":
-            self._picker.refund(held.pick)
-            if claim.worker == self._worker and not self._is_inside(held.intake.id):
-                # The answer to an earlier claim of ours was lost: nothing runs under it.
-                self._release_claims([(held.intake.id, claim.token)])
-            self._waiting.append((now + HELD_CLAIM_S, held.message))
-        elif claim.verdict == "crashed":
-            self._discard(held.pick)
-            self._crashed(held.message, held.pick.key, held.intake)
-        else:
-            logger.info("task %s[%s] need not run: %s", held.intake.name, held.intake.id, claim.verdict)
-            self._discard(held.pick)
-            if claim.verdict == "expired":
-                self._expired(held.message)
-            held.message.ack()
+    def _return_held(self) -> None:
+        back = list(self._held)
+        self._held.clear()
+        self._claiming.give_back(back)
 
     def _is_inside(self, task_id: str) -> bool:
         return (
@@ -230,24 +180,6 @@ class Dispatcher:
             or any(ticket.intake.id == task_id for ticket in self.slots)
             or any(held.intake.id == task_id for held in self._held)
         )
-
-    def _discard(self, pick: Pick) -> None:
-        self._picker.refund(pick)
-        self._demand.discarded(pick.key.tier)
-
-    def _without_state(self, batch: list[_Held], exc: StateUnavailableError) -> None:
-        if self._run_unclaimed:
-            logger.warning("running %d task(s) without a claim, since the state cannot be reached: %s", len(batch), exc)
-            self._held.extend(batch)
-            return
-        logger.error("taking no new work until the state can be reached again: %s", exc)
-        self._state_lost = True
-        self._demand.unsubscribe()
-        for held in batch:
-            self._picker.refund(held.pick)
-            self._source.give_back(held.message)
-        self._give_back(list(self._held))
-        self._held.clear()
 
     def state_is_back(self) -> None:
         if self._state_lost:
@@ -268,17 +200,17 @@ class Dispatcher:
                 return True
         return False
 
-    def _startable(self, *, take: bool = True) -> _Held | None:
+    def _startable(self, *, take: bool = True) -> Held | None:
         """The first held message that a free slot may run; removed from what is held if it is taken."""
         lower, free = self.slots.free_lower, self.slots.free
         for held in self._held:
-            if lower or (free and may_serve_reserved(held.pick.key)):
+            if lower or (free and may_serve_reserved(held.key)):
                 if take:
                     self._held.remove(held)
                 return held
         return None
 
-    def _hand_over(self, held: _Held) -> None:
+    def _hand_over(self, held: Held) -> None:
         headers = held.message.headers
         headers["inference_token"] = held.token
         headers["inference_gen"] = held.intake.generation
@@ -302,14 +234,14 @@ class Dispatcher:
         # Celery keeps it for later: a rate limit, or an ETA. It takes a slot when it comes to the pool.
         self._deferred[held.intake.id] = held
 
-    def _unfit(self, held: _Held, exc: Exception) -> None:
+    def _unfit(self, held: Held, exc: Exception) -> None:
         """Celery or the pool choked on the message: it must not stop the worker, and goes where it can be looked at."""
         if not held.taken:
             self._picker.refund(held.pick)
-        self._release_claims([(held.intake.id, held.token)])
+        self._claiming.release([(held.intake.id, held.token)])
         if not held.message.acknowledged:
             unfit = Unfit("malformed", f"it cannot be run: {exc!r:.300}", held.intake.id, held.intake.name)
-            self._bury(held.message, held.pick.key, unfit)
+            self._ends.bury(held.message, held.key, unfit)
 
     def take(self, task_id: str) -> Ticket:
         """A request has come to the pool: it takes a slot."""
@@ -327,12 +259,12 @@ class Dispatcher:
         ticket = Ticket(
             intake=held.intake,
             message=held.message,
-            key=held.pick.key,
+            key=held.key,
             pick=None if deferred else held.pick,
             token=held.token,
             started_s=now,
             predicted_s=held.predicted_s,
-            reserved=may_serve_reserved(held.pick.key),
+            reserved=may_serve_reserved(held.key),
             held_s=now - held.arrived_s,
         )
         self.slots.take(ticket)
@@ -355,7 +287,7 @@ class Dispatcher:
         if self.slots.free_up(ticket):
             if ticket.pick is not None:
                 self._picker.refund(ticket.pick)
-            self._release_claims([(ticket.intake.id, ticket.token)])
+            self._claiming.release([(ticket.intake.id, ticket.token)])
 
     def is_handing(self, task_id: str) -> bool:
         """Whether this task is the one being handed over at this moment."""
@@ -368,15 +300,15 @@ class Dispatcher:
             return None
         held.taken = True
         self._picker.refund(held.pick)
-        self._release_claims([(held.intake.id, held.token)])
-        return held.pick.key
+        self._claiming.release([(held.intake.id, held.token)])
+        return held.key
 
     def _ask(self, now: float) -> None:
         asked = len(self._asked)
         inside = len(self._held) + len(self._arrived) + asked
         lower = 0
         if self.slots.reserve:
-            lower = sum(not may_serve_reserved(held.pick.key) for held in self._held)
+            lower = sum(not may_serve_reserved(held.key) for held in self._held)
             lower += sum(not may_serve_reserved(pick.key) for _, pick in self._arrived)
             lower += sum(not may_serve_reserved(wish.key) for wish, _, _ in self._asked)
         wishes = self._demand.wanted(inside, lower, asked, now)
@@ -395,8 +327,7 @@ class Dispatcher:
         now = self._clock()
         if self._asked and now - self._asked[0][1] > ANSWER_S:
             raise TimeoutError(f"the broker has not answered a basic.get for {ANSWER_S:.0f} s")
-        while self._waiting and self._waiting[0][0] <= now:
-            self._source.give_back(self._waiting.popleft()[1])
+        self._claiming.return_waiting(now)
         self.return_overdue(now)
         if self._demand.is_subscribed and not self._closing:
             self._demand.subscribe(len(self._held) + len(self._arrived), now)
@@ -408,10 +339,8 @@ class Dispatcher:
             return
         # All of it, also what is on its way: the picks are then made again in the same order. Were only the overdue
         # ones returned, those behind them would start before their turn.
-        back = list(self._held)
-        self._held.clear()
-        self._demand.overdue(len(back))
-        self._give_back(back)
+        self._demand.overdue(len(self._held))
+        self._return_held()
         self._return_arrived()
         self._void_asked()
 
@@ -433,24 +362,6 @@ class Dispatcher:
         """Seconds until the oldest held message must go back; None with nothing held."""
         return max(0.0, self._held[0].arrived_s + self.hold_s - self._clock()) if self._held else None
 
-    def _give_back(self, helds: Sequence[_Held]) -> None:
-        self._release(helds)
-        for held in helds:
-            self._source.give_back(held.message)
-
-    def _release(self, helds: Sequence[_Held]) -> None:
-        for held in helds:
-            self._picker.refund(held.pick)
-        self._release_claims([(held.intake.id, held.token) for held in helds])
-
-    def _release_claims(self, claims: Sequence[tuple[str, int]]) -> None:
-        claims = [claim for claim in claims if claim[1]]
-        if claims and self._claims is not None:
-            try:
-                self._claims.release(claims)
-            except StateUnavailableError as exc:
-                logger.warning("%d claim(s) of unstarted tasks end by their lease, not at once: %s", len(claims), exc)
-
     def claimed(self) -> list[tuple[Intake, int]]:
         """Everything this worker holds a claim on: what runs and what is about to."""
         running = [(ticket.intake, ticket.token) for ticket in self.slots if ticket.token]
@@ -463,9 +374,9 @@ class Dispatcher:
         key = self._demand.serve(queue, on=on)
         if key is None or on:
             return
-        back = [held for held in self._held if held.pick.key == key]
-        self._held = deque(held for held in self._held if held.pick.key != key)
-        self._give_back(back)
+        back = [held for held in self._held if held.key == key]
+        self._held = deque(held for held in self._held if held.key != key)
+        self._claiming.give_back(back)
 
     @property
     def unanswered(self) -> int:
@@ -476,24 +387,22 @@ class Dispatcher:
         self._closing = True
         self._demand.unsubscribe()
         self._return_arrived()
-        while self._waiting:
-            self._source.give_back(self._waiting.popleft()[1])
-        helds = [*self._held, *self._deferred.values()]
-        self._held.clear()
+        self._claiming.return_waiting()
+        self._return_held()
+        self._claiming.give_back(list(self._deferred.values()))
         self._deferred.clear()
-        self._give_back(helds)
 
     def connection_lost(self) -> None:
         """Every delivery tag is void: the broker has everything back. What runs goes on."""
         self._void_asked()
         for _, pick in self._arrived:
             self._picker.refund(pick)
-        self._release([*self._held, *self._deferred.values()])
+        self._claiming.forget([*self._held, *self._deferred.values()])
         self._asked.clear()
         self._arrived = []
         self._held.clear()
         self._deferred.clear()
-        self._waiting.clear()
+        self._claiming.forget_waiting()
         self._demand.forget_all()
 
     def attach(self, source: Source) -> None:

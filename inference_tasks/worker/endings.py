@@ -1,4 +1,7 @@
-"""Ends of tasks that no run reports: whoever waits for them in Celery's canvas must hear of them too."""
+"""Ends of tasks that no run reports: dead letters, crash limits, missed deadlines.
+
+Whoever waits for such a task in Celery's canvas must hear of it too.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,73 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
+from inference_tasks.worker.dead import Undertaker
+from inference_tasks.worker.intake import Unfit
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
-    from inference_tasks.worker.intake import Delivery
+    from inference_routing.lane import QueueKey
+    from inference_tasks.app import Inference
+    from inference_tasks.worker.intake import Delivery, Intake
+    from inference_tasks.worker.mailbox import Mailbox
 
-__all__ = ["tell_crashed", "tell_expired"]
+__all__ = ["Endings"]
 
 logger = logging.getLogger(__name__)
 
 
-def tell_expired(app: Celery, message: Delivery) -> None:
-    """Let the chord of a task that was not started in time count it."""
-    context = _context(message)
-    if context is not None and context.chord:
-        _backend(app, message).mark_as_revoked(
-            context.id, TaskRevokedError("expired"), request=context, store_result=False
+class Endings:
+    """What becomes of messages that shall not run."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        mailbox: Mailbox,
+        later: Callable[[float, Callable[[], None]], None],
+        *,
+        worker: str,
+    ) -> None:
+        self._app = inference.celery_app
+        self._store = inference.store
+        self._crash_limit = inference.settings.worker.max_crashes
+        self._undertaker = Undertaker(
+            post=inference.publisher.post,
+            on_main=mailbox.post,
+            later=later,
+            fail=self._record,
+            namespace=inference.settings.namespace,
+            dead_queue=inference.topology.dead.name,
+            worker=worker,
         )
 
+    def bury(self, message: Delivery, key: QueueKey, unfit: Unfit) -> None:
+        """Move a message that can never run to the dead letters, and mark its task as failed."""
+        self._undertaker.bury(message, key, unfit)
 
-def tell_crashed(app: Celery, message: Delivery, text: str) -> None:
-    """Run the error callbacks of a task whose process died once too often, and let its chord count it."""
-    context = _context(message)
-    if context is not None and (context.chord or context.errbacks):
-        _backend(app, message).mark_as_failure(context.id, WorkerLostError(text), request=context, store_result=False)
+    def _record(self, unfit: Unfit, key: QueueKey) -> None:
+        if unfit.id is not None:
+            self._store.fail_unclaimed(
+                unfit.id, name=unfit.name or "", tier=key.tier, error_type=unfit.reason, error=unfit.detail
+            )
+
+    def crashed(self, message: Delivery, key: QueueKey, intake: Intake) -> None:
+        """Move a message whose task has killed its process once too often; its error callbacks and its chord hear."""
+        text = f"the process running it died {intake.crash_limit or self._crash_limit} times"
+        self.bury(message, key, Unfit("crash limit", text, intake.id, intake.name))
+        context = _context(message)
+        if context is not None:
+            backend = _backend(self._app, message)
+            backend.mark_as_failure(context.id, WorkerLostError(text), request=context, store_result=False)
+
+    def expired(self, message: Delivery) -> None:
+        """Let the chord of a task that was not started in time count it."""
+        context = _context(message)
+        if context is not None and context.chord:
+            backend = _backend(self._app, message)
+            backend.mark_as_revoked(context.id, TaskRevokedError("expired"), request=context, store_result=False)
 
 
 def _backend(app: Celery, message: Delivery) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference_tasks.state.records import Claimant
@@ -107,7 +108,7 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
         return Unfit("content type refused", detail, task_id, name)
     except (DecodeError, ValueError, TypeError, LookupError, RecursionError) as exc:
         return Unfit("undecodable", f"the body is not the JSON it says it is: {exc!r:.200}", task_id, name)
-    problem = _payload_problem(payload)
+    problem = _payload_problem(payload) or _moments_problem(headers)
     if problem:
         return Unfit("malformed", problem, task_id, name)
     ours = headers.get(HEADER)
@@ -137,6 +138,27 @@ def _payload_problem(payload: object) -> str | None:
     if embed is not None and not isinstance(embed, Mapping):
         return f"expected embedded callbacks as a mapping, found {type(embed).__name__}"
     return None
+
+
+def _moments_problem(headers: Mapping[str, object]) -> str | None:
+    """Say what Celery or the pool would choke on long after the hand-over, where it would end the worker."""
+    limits = headers.get("timelimit")
+    if limits is not None and not (
+        isinstance(limits, list | tuple) and len(limits) == 2 and all(_is_limit(limit) for limit in limits)
+    ):
+        return f"expected 'timelimit' as two numbers of seconds above 0, found {limits!r:.80}"
+    eta = headers.get("eta")
+    try:
+        moment = None if eta is None else maybe_iso8601(eta)
+        if moment is not None:
+            moment.astimezone()
+    except (AttributeError, TypeError, ValueError, OverflowError) as exc:
+        return f"expected 'eta' in ISO 8601, found {eta!r:.80} ({exc!r:.80})"
+    return None
+
+
+def _is_limit(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**31)
 
 
 def _whole(value: object, default: int) -> int:

@@ -14,7 +14,7 @@ from inference_routing.policy import default_policy
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import Claim, Claimant, Verdict
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
-from inference_tasks.worker.intake import Unfit
+from inference_tasks.worker.intake import Intake, Unfit
 from inference_tasks.worker.slots import Slots, Ticket
 
 TIERS = ("realtime", "batch", "offline")
@@ -134,8 +134,8 @@ class Bench:
         self.starts: list[str] = []
         self.running: deque[Ticket] = deque()
         self.buried: list[Unfit] = []
-        self.expired: list[str] = []
-        self.crashed: list[str] = []
+        self.expirations: list[str] = []
+        self.crashes: list[str] = []
         costs = CostModel()
         self.dispatcher = Dispatcher(
             source=self.broker,
@@ -149,9 +149,7 @@ class Bench:
             lease_s=30,
             hold_s=hold_s,
             deliver=self.deliver,
-            bury=lambda message, key, unfit: self.buried.append(unfit),
-            expired=lambda message: self.expired.append(message.id),
-            crashed=lambda message, key, intake: self.crashed.append(intake.id),
+            ends=self,
             observer=Unwatched(),
             clock=lambda: self.now,
         )
@@ -159,6 +157,15 @@ class Bench:
     def deliver(self, message: Message) -> None:
         self.running.append(self.dispatcher.take(message.id))
         self.starts.append(message.queue)
+
+    def bury(self, message: Message, key: QueueKey, unfit: Unfit) -> None:
+        self.buried.append(unfit)
+
+    def expired(self, message: Message) -> None:
+        self.expirations.append(message.id)
+
+    def crashed(self, message: Message, key: QueueKey, intake: Intake) -> None:
+        self.crashes.append(intake.id)
 
     def settle(self) -> None:
         """Pump until nothing changes."""
