@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 from inference_routing.floor import effective_shares
+from inference_tasks.app import Inference
 from inference_tasks.cli.exit import INTERRUPTED
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.cli.screen import Screen
@@ -24,6 +25,7 @@ from inference_tasks.demo.run import Look, Outcome, Runner
 from inference_tasks.demo.schedule import Schedule
 from inference_tasks.demo.servers import forget, servers
 from inference_tasks.demo.view import Lines, as_data, live_table, summary
+from inference_tasks.errors import InferenceError
 
 __all__ = ["demo"]
 
@@ -40,7 +42,7 @@ FILES = 2000
 @click.option(
     "--seconds",
     type=click.FloatRange(min=2, max=600),
-    default=18.0,
+    default=16.0,
     show_default=True,
     help="How long each of the two sides runs.",
 )
@@ -84,7 +86,7 @@ def _compare(
     inference = tiers.inference
     inference.declare_topology()
     if is_borrowed:
-        stack.callback(forget, inference, queue_name(inference.settings))
+        stack.callback(_forget, screen, inference, queue_name(inference.settings))
     stack.callback(tiers.close)
     named = dict(inference.settings.tiers.items())
     shares = effective_shares(
@@ -104,6 +106,13 @@ def _compare(
     with runner.worker(fifo) as (program, recording):
         theirs = runner.run(fifo, program, recording, schedule, show)
     return ours, theirs, schedule
+
+
+def _forget(screen: Screen, inference: Inference, fifo: str) -> None:
+    try:
+        forget(inference, fifo)
+    except InferenceError as error:
+        screen.tell(f"Queues and keys whose names contain {inference.settings.namespace} could not be removed: {error}")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class TierFigures:
         submitted: calls that were sent, the refused ones included.
         waiting: neither started nor refused.
         share: of the slot time that all tiers got, 0 to 1; None if nothing ran.
+        promised: while all tiers have work, 0 to 1.
         share_due: what the weights give the tier at this load, see ``due_shares``; None if nothing ran.
         wait_p50_s, wait_p99_s: from the moment a call was due to the start of its task. One that has not started counts
             with its wait so far, so that a queue that never comes to it does not look fast.
@@ -31,6 +32,7 @@ class TierFigures:
     refused: int
     waiting: int
     started: int
+    promised: float
     share: float | None
     share_due: float | None
     wait_p50_s: float | None
@@ -98,6 +100,7 @@ class Figures:
                 refused=self._refused[tier],
                 waiting=waiting[tier],
                 started=len(self._waits_s[tier]),
+                promised=self.promised[tier],
                 share=used_s.get(tier, 0.0) / total_s if total_s else None,
                 share_due=due.get(tier),
                 wait_p50_s=quantile(waits[tier], 0.5),

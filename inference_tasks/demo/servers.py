@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from redis.exceptions import RedisError
 
 from inference_tasks.app import Inference
 from inference_tasks.broker.dial import dial
 from inference_tasks.broker.embedded_server import EmbeddedServer, is_embedded, is_installed
 from inference_tasks.demo.programs import Program, find_program
 from inference_tasks.demo.rabbitmq import LOOPBACK, free_ports, rabbitmq_node
-from inference_tasks.errors import BrokerUnavailableError, DeploymentError, InferenceError
+from inference_tasks.errors import DeploymentError, StateUnavailableError
 from inference_tasks.settings import find_file, load_settings, masked
 from inference_tasks.state.store import client_from_url
 
 __all__ = ["Servers", "forget", "servers"]
+
+PATIENCE_S = 10.0
 
 Kind = Literal["configured", "embedded", "rabbitmq"]
 
@@ -112,15 +116,17 @@ def forget(inference: Inference, fifo: str) -> None:
 
     Args:
         fifo: name of the one queue and of its exchange.
+
+    Raises:
+        BrokerUnavailableError, StateUnavailableError: a server does not answer; then what is there stays.
     """
     settings = inference.settings
     broker_url, state_url = cast(str, settings.broker.url), cast(str, settings.state.url)
-    with suppress(InferenceError):
-        _forget_keys(state_url, settings.namespace)
-        if is_embedded(broker_url):
-            _forget_keys(broker_url, settings.namespace)
-            return
-    with suppress(BrokerUnavailableError), dial(broker_url, settings.broker.connect_timeout_s) as connection:
+    _forget_keys(state_url, settings.namespace)
+    if is_embedded(broker_url):
+        _forget_keys(broker_url, settings.namespace)
+        return
+    with dial(broker_url, PATIENCE_S) as connection:
         channel: Any = connection.default_channel
         topology = inference.settings.topology()
         for queue in (*topology.queues, *topology.delay.queues):
@@ -132,6 +138,11 @@ def forget(inference: Inference, fifo: str) -> None:
 
 
 def _forget_keys(url: str, namespace: str) -> None:
-    client: Any = client_from_url(url)
-    for key in client.scan_iter(match=f"*{namespace}*", count=1000):
-        client.delete(key)
+    client: Any = client_from_url(url, socket_timeout_s=PATIENCE_S)
+    try:
+        for key in client.scan_iter(match=f"*{namespace}*", count=1000):
+            client.delete(key)
+    except RedisError as exc:
+        raise StateUnavailableError(str(exc)) from exc
+    finally:
+        client.close()

@@ -24,12 +24,12 @@ def live_table(look: Look) -> Group:
     """Draw one look, narrow enough for 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("tier")
-    for heading in ("sent", "waiting", "started", "share", "due", "wait P50", "wait P99"):
+    for heading in ("sent", "waiting", "started", "promised", "due", "got", "wait P50", "wait P99"):
         table.add_column(heading, justify="right", no_wrap=True)
     for tier in TIER_NAMES:
         one = look.tiers[tier]
         waiting = one.waiting if look.depths is None else look.depths[tier]
-        shares = (_percent(one.share), _percent(one.share_due))
+        shares = (_percent(one.promised), _percent(one.share_due), _percent(one.share))
         waits = (_seconds(one.wait_p50_s), _seconds(one.wait_p99_s))
         style = "bold" if tier == REALTIME else ""
         table.add_row(tier, f"{one.submitted}", f"{waiting}", f"{one.started}", *shares, *waits, style=style)
@@ -60,7 +60,8 @@ def _line(tier: str, look: Look) -> str:
     one = look.tiers[tier]
     waiting = one.waiting if look.depths is None else look.depths[tier]
     wait = f"{_seconds(one.wait_p50_s)}/{_seconds(one.wait_p99_s)}"
-    return f"{tier} {one.started} started, {waiting} waiting, share {_percent(one.share)}, wait P50/P99 {wait}"
+    share = f"got {_percent(one.share)} of {_percent(one.share_due)} due"
+    return f"{tier} {one.started} started, {waiting} waiting, {share}, wait P50/P99 {wait}"
 
 
 def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
@@ -75,7 +76,7 @@ def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
         table.add_row(f"realtime wait {ratio.upper()}", *waits, style="bold")
     table.add_row("realtime started, of sent", *(_of(side[REALTIME]) for side in (mine, theirs)))
     for tier in TIER_NAMES:
-        due = f"share of {tier}, due {_percent(mine[tier].share_due)}"
+        due = f"share of {tier}, promised {_percent(mine[tier].promised)}, due {_percent(mine[tier].share_due)}"
         table.add_row(due, *(_percent(side[tier].share) for side in (mine, theirs)))
     table.add_row("files classified", *(f"{sum(side.content_types.values())}" for side in (ours, fifo)))
     found = _added(ours, fifo)
@@ -87,8 +88,8 @@ def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
         f"Load, the same on both sides: {load}, behind a backlog of {behind}; the worker manages "
         f"{schedule.capacity_per_s:.0f} files/s.",
         "Wait: from the moment a request was due to its start; one that never started counts with its wait so far.",
-        "Share: of slot time. Due: realtime asks for less than its weight and gets all of it; batch and offline divide "
-        "the rest by their weights.",
+        "Share: of slot time. Promised: by weight, while all tiers have work. Due: realtime asks for less than that and "
+        "gets all of it; batch and offline divide the rest by their weights.",
         f"Found {len(found)} kinds of files: {shown}, …",
     ]
     return Group(table, Text(), Text("\n".join(notes), style="dim"), Text(), Text(_NEXT))
