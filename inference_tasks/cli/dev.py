@@ -18,6 +18,7 @@ from inference_tasks.broker.embedded import DIFFERENCES
 from inference_tasks.broker.embedded_server import EmbeddedServer, is_embedded
 from inference_tasks.cli.exit import DEPLOYMENT, USAGE
 from inference_tasks.cli.invocation import Invocation, command_options
+from inference_tasks.observe.flower import CONFIG_FILE
 from inference_tasks.settings import masked
 from inference_tasks.worker.supervisor import ChildPlan, Supervisor
 
@@ -52,7 +53,7 @@ def _worker(stack: Stack) -> ChildPlan:
 def _flower(stack: Stack) -> ChildPlan | None:
     if stack.flower_port is None:
         return None
-    options = (f"--address={LOOPBACK}", f"--port={stack.flower_port}")
+    options = (f"--conf={CONFIG_FILE}", f"--address={LOOPBACK}", f"--port={stack.flower_port}")
     # Not on the command line, where everybody can read the password.
     management = stack.inference.settings.management_url
     env = {} if management is None else {"FLOWER_BROKER_API": f"{management.rstrip('/')}/api/"}

@@ -1,6 +1,6 @@
 """Flower, ready for the tiers: options that are safe without being told so, and the tier of each task as a column.
 
-Used by a configuration file of two lines, ``config/flowerconfig.py``; Flower runs it as Python.
+Used by a configuration file of two lines (``config/flowerconfig.py``, ``CONFIG_FILE``); Flower runs it as Python.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,9 +17,12 @@ from celery import Celery, current_app
 
 from inference_tasks.app import inference_of
 
-__all__ = ["flower_options", "show_tiers"]
+__all__ = ["CONFIG_FILE", "flower_options", "show_tiers"]
 
 log = logging.getLogger(__name__)
+
+# For Flower's option --conf.
+CONFIG_FILE = Path(__file__).with_name("flowerconfig.py")
 
 LOOPBACK = "127.0.0.1"
 # Some 2 KB each.

@@ -12,22 +12,12 @@ from tests.examples.documents import ROOT, problem, text
 
 yaml: Any = pytest.importorskip("yaml")
 
-KNOWN = frozenset(
-    [
-        "build",
-        "image",
-        "hostname",
-        "command",
-        "environment",
-        "ports",
-        "volumes",
-        "healthcheck",
-        "depends_on",
-        "restart",
-        "working_dir",
-        "stop_grace_period",
-    ]
-)
+KNOWN = frozenset({"build", "image", "hostname", "command", "environment", "ports", "volumes", "healthcheck"}) | {
+    "depends_on",
+    "restart",
+    "working_dir",
+    "stop_grace_period",
+}
 
 
 @pytest.fixture(scope="module")

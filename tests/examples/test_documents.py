@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from inference_tasks.broker.embedded import DIFFERENCES
+from inference_tasks.observe.flower import CONFIG_FILE
 from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
 from tests.support.processes import WorkerProcess
@@ -73,7 +74,8 @@ def test_a_plain_app_adopts_the_tiers_in_two_lines() -> None:
 
 def test_the_configuration_of_flower_is_the_one_that_the_page_shows() -> None:
     (shown,) = blocks("config/README.md", "python")
-    assert (ROOT / "config/flowerconfig.py").read_text().endswith(f'"""\n\n{shown}')
+    for place in (ROOT / "config/flowerconfig.py", CONFIG_FILE):
+        assert place.read_text().endswith(f'"""\n\n{shown}'), place
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
