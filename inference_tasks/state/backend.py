@@ -221,7 +221,7 @@ class RecordBackend(RedisBackend):
                     f"The result of task {task_id} has {len(meta)} bytes; Redis takes no such value"
                 )
         token = _token(request)
-        header: Mapping[str, object] = getattr(request, "inference", None) or {}
+        header = getattr(request, "inference", None)
         expires_s = self.failure_expires if state == states.FAILURE else self.expires
 
         def write() -> Finish:
@@ -234,7 +234,7 @@ class RecordBackend(RedisBackend):
                 meta,
                 expires_s or 0,
                 name=str(getattr(request, "task", None) or ""),
-                tier=str(header.get("tier") or ""),
+                tier=str(header.get("tier") or "") if isinstance(header, Mapping) else "",
                 may_create=with_result,
             )
 

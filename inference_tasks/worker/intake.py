@@ -149,7 +149,7 @@ def _moments_problem(headers: Mapping[str, object]) -> str | None:
         return f"expected 'timelimit' as two numbers of seconds above 0, found {limits!r:.80}"
     eta = headers.get("eta")
     try:
-        moment = None if eta is None else maybe_iso8601(eta)
+        moment = None if eta is None else maybe_iso8601(eta)  # type: ignore[arg-type]  # headers hold anything
         if moment is not None:
             moment.astimezone()
     except (AttributeError, TypeError, ValueError, OverflowError) as exc:
