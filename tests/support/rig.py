@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,7 +49,7 @@ class Rig(Broker):
     `worker_options` go to the workers alone: a worker may reach the broker and Redis by another line than the test.
     """
 
-    worker_options: Mapping[str, Any] = None  # type: ignore[assignment]
+    worker_options: Mapping[str, Any] = field(default_factory=dict)
 
     def app(self, **options: Any) -> InferenceApp:
         app = faulty_app.make_app(self._merged(options))
@@ -59,7 +59,7 @@ class Rig(Broker):
     def worker(self, *arguments: str, name: str = "worker", **options: Any) -> WorkerProcess:
         """A worker of the prefork pool with one slot, unless the arguments say otherwise."""
         given = self._merged(options)
-        for section, values in (self.worker_options or {}).items():
+        for section, values in self.worker_options.items():
             given[section] = {**given.get(section, {}), **values}
         slots = () if any(one in arguments for one in ("--concurrency", "-c")) else ("--concurrency", "1")
         return WorkerProcess.celery(
@@ -132,9 +132,15 @@ class Rig(Broker):
         queue = inference_of(app).topology.queue(tier, lane).name
         with Connection(cast(str, inference_of(app).settings.broker.url)) as connection:
             channel: Any = connection.default_channel
-            taken: list[Any] = []
-            until(lambda: bool(taken.append(channel.basic_get(queue)) or taken[-1]), f"a message in {queue}", timeout_s)
-            return taken[-1]
+            found: Any = None
+
+            def got() -> bool:
+                nonlocal found
+                found = channel.basic_get(queue, no_ack=True)
+                return found is not None
+
+            until(got, f"a message in {queue}", timeout_s)
+            return found
 
 
 def task(app: InferenceApp, name: str) -> Any:
