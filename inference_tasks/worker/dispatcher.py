@@ -212,7 +212,8 @@ class Dispatcher:
 
     def _hand_over(self, held: Held) -> None:
         headers = held.message.headers
-        headers["inference_token"] = held.token
+        # Without a claim there is no token: the result is then written as from outside.
+        headers["inference_token"] = held.token or None
         headers["inference_gen"] = held.intake.generation
         headers["inference_attempt"] = held.attempts
         self._handing = held
