@@ -30,6 +30,7 @@ from inference_tasks.errors import InferenceError
 __all__ = ["demo"]
 
 FILES = 2000
+LONGEST_PLACE = 60
 
 
 @click.command()
@@ -60,7 +61,7 @@ def demo(invocation: Invocation, *, broker: str | None, seconds: float, slots: i
     started_s = time.monotonic()
     try:
         with _interruptible(), ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inference-demo-")))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inference-demo-", dir=_place())))
             found = stack.enter_context(servers(broker, directory / "servers", os.environ))
             screen.tell(f"Broker: {found.description}.")
             namespace = f"demo-{secrets.token_hex(4)}"
@@ -106,6 +107,12 @@ def _compare(
     with runner.worker(fifo) as (program, recording):
         theirs = runner.run(fifo, program, recording, schedule, show)
     return ours, theirs, schedule
+
+
+def _place() -> str:
+    """Return the folder for temporary files, or a system's usual one if a socket's path would become too long in it."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= LONGEST_PLACE else "/tmp"
 
 
 def _forget(screen: Screen, inference: Inference, fifo: str) -> None:

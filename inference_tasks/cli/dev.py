@@ -14,7 +14,6 @@ from typing import cast
 import click
 
 from inference_tasks.app import Inference
-from inference_tasks.broker.embedded import DIFFERENCES
 from inference_tasks.broker.embedded_server import EmbeddedServer, is_embedded
 from inference_tasks.cli.exit import DEPLOYMENT, USAGE
 from inference_tasks.cli.invocation import Invocation, command_options
@@ -111,9 +110,7 @@ def _broker(inference: Inference, tell: Callable[[str], object]) -> Iterator[Non
         return
     server = EmbeddedServer.at(url)
     server.start()
-    tell(f"Broker: the embedded one in {server.directory}, for development. It differs from RabbitMQ:")
-    for difference in DIFFERENCES:
-        tell(f"  - {difference}")
+    tell(f"Broker: the embedded one in {server.directory}, since no other is configured; for development only.")
     try:
         yield
     finally:

@@ -80,7 +80,13 @@ class Runner:
         program = Program(
             side.worker(self._slots),
             log=self._directory / f"{side.name}.log",
-            environment={**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: str(recording.path)},
+            environment={
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                VARIABLE: str(recording.path),
+                # The model's runtime leaves a file of its own there.
+                "TMPDIR": str(self._directory),
+            },
         )
         try:
             program.wait_for(READY, READY_TIMEOUT_S)

@@ -20,7 +20,7 @@ __all__ = ["Fifo", "Tiers"]
 class Tiers:
     """This package."""
 
-    name = "tiers"
+    name = "ours"
     title = "inference-tasks"
 
     def __init__(self) -> None:

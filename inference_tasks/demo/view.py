@@ -88,8 +88,8 @@ def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
         f"Load, the same on both sides: {load}, behind a backlog of {behind}; the worker manages "
         f"{schedule.capacity_per_s:.0f} files/s.",
         "Wait: from the moment a request was due to its start; one that never started counts with its wait so far.",
-        "Share: of slot time. Promised: by weight, while all tiers have work. Due: realtime asks for less than that and "
-        "gets all of it; batch and offline divide the rest by their weights.",
+        "Share: of slot time. Promised: by weight, while all tiers have work. Due: realtime asks for less than that; "
+        "batch and offline divide what it leaves by their weights.",
         f"Found {len(found)} kinds of files: {shown}, …",
     ]
     return Group(table, Text(), Text("\n".join(notes), style="dim"), Text(), Text(_NEXT))

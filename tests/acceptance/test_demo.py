@@ -1,0 +1,144 @@
+"""`inference-tasks demo` as a user calls it: real files, a real model, real workers, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.processes import LoggedProcess, program
+
+TIERS = ("realtime", "batch", "offline")
+MANY_SECONDS = 120
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The folder for the demo's temporary files: short enough for a socket, open to RabbitMQ's own user."""
+    folder = Path(tempfile.mkdtemp(prefix="d-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def env(temporary: Path) -> dict[str, str]:
+    """An environment without any broker configured."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("INFERENCE_", "CELERY_"))}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**inherited, "PYTHONPATH": path, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes that were started by a demo with this folder, whoever they run as."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), *process.environ().values()]
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        if any(str(folder) in text for text in told):
+            found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+    return found
+
+
+def run(*arguments: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "inference_tasks.cli", "demo", *arguments],
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=MANY_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("broker", ["embedded", "rabbitmq"])
+def test_realtime_waits_less_than_in_one_queue_and_files_are_classified(
+    broker: str, env: Mapping[str, str], tmp_path: Path, temporary: Path
+) -> None:
+    if broker == "rabbitmq" and program("rabbitmq-server") is None:
+        pytest.skip("rabbitmq-server is not installed")
+    asked = () if broker == "embedded" else ("--broker", broker)
+    done = run(*asked, "--seconds", "5", "--json", env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["broker"] == broker
+    assert "Broker: " in done.stderr
+    ours, fifo = told["ours"], told["fifo"]
+    assert 0 <= ours["tiers"]["realtime"]["wait_p99_s"] < fifo["tiers"]["realtime"]["wait_p99_s"]
+    for side in (ours, fifo):
+        assert side["files"] == sum(side["content_types"].values()) > 0
+        assert side["files"] == sum(side["tiers"][tier]["started"] for tier in TIERS)
+        assert len(side["content_types"]) > 3
+        assert sum(side["tiers"][tier]["share"] for tier in TIERS) == pytest.approx(1.0)
+    assert all(ours["tiers"][tier]["started"] for tier in TIERS)
+    # The same load on both sides, except for what was not due yet when the one or the other ended.
+    assert fifo["tiers"]["realtime"]["submitted"] == pytest.approx(ours["tiers"]["realtime"]["submitted"], abs=2)
+    assert not processes_of(temporary)
+    assert not list(temporary.iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_summary_names_both_sides_and_the_next_command(
+    env: Mapping[str, str], tmp_path: Path, temporary: Path
+) -> None:
+    done = run("--seconds", "2", env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "inference-tasks" in done.stdout
+    assert "one FIFO queue" in done.stdout
+    assert "realtime wait P99" in done.stdout
+    assert "inference-tasks dev -A" in done.stdout
+    # Without a terminal the live table becomes lines, apart from the answer.
+    assert "wait P50/P99" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_an_interrupted_demo_leaves_nothing_behind(
+    number: signal.Signals, code: int, env: Mapping[str, str], tmp_path: Path, temporary: Path
+) -> None:
+    argv = (sys.executable, "-m", "inference_tasks.cli", "demo", "--seconds", "60")
+    with LoggedProcess(argv, log=tmp_path / "demo.log", env=env, directory=tmp_path) as demo:
+        demo.wait_for("realtime 1", timeout_s=60)
+        assert len(processes_of(temporary)) > 2
+        demo.send(number)
+        assert demo.wait(30) == code
+    assert not processes_of(temporary)
+    assert not list(temporary.iterdir())
+
+
+def test_an_error_leaves_nothing_behind(env: Mapping[str, str], tmp_path: Path, temporary: Path) -> None:
+    broken = {**env, "INFERENCE_WORKER__HOLD_S": "-1"}
+    done = run("--seconds", "2", env=broken, cwd=tmp_path)
+    assert done.returncode == 7
+    assert "worker.hold_s" in done.stderr
+    assert not processes_of(temporary)
+    assert not list(temporary.iterdir())
+
+
+def test_a_configured_broker_that_is_away_is_an_error(env: Mapping[str, str], tmp_path: Path) -> None:
+    done = run(env={**env, "INFERENCE_BROKER__URL": "amqp://127.0.0.1:1//"}, cwd=tmp_path)
+    assert done.returncode == 5
+    assert "the configured one" in done.stderr
+
+
+def test_without_the_model_it_says_how_to_get_it(env: Mapping[str, str], tmp_path: Path) -> None:
+    # None in sys.modules is how Python itself marks a module that cannot be imported.
+    code = "import sys; sys.modules['magika'] = None; from inference_tasks.cli import main; main(['demo'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 7
+    assert 'pip install "inference-tasks[demo]"' in done.stderr
