@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 
 import pytest
 
@@ -145,7 +146,7 @@ def _raising(rig: Rig) -> None:
     rig.wait_states(app, ids, failed=5)
 
 
-def _raw(rig: Rig, headers: dict[str, object], body: bytes) -> None:
+def _raw(rig: Rig, headers: Mapping[str, object], body: bytes) -> None:
     publish_raw(rig.app(), "batch", body, headers)
 
 

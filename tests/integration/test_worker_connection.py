@@ -1,0 +1,244 @@
+"""Cut, frozen and restarted brokers: each task starts once and ends once, and the worker consumes again by itself."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from inference_tasks.app import inference_of
+from inference_tasks.errors import InferenceError
+from tests.conftest import _installed
+from tests.support.brokers import until
+from tests.support.history import History
+from tests.support.processes import WorkerProcess
+from tests.support.proxy import FaultProxy
+from tests.support.rig import POOLS, Rig, connections_lost, task
+from tests.support.servers import RabbitMQNode
+
+SLOTS = {"prefork": 2, "threads": 2, "solo": 1}
+
+
+@pytest.fixture
+def line(rig: Rig, amqp_url: str, rabbitmq_proxy: FaultProxy) -> FaultProxy:
+    """The workers' line to the broker; this process has one of its own."""
+    rig.worker_options = {"broker": {"url": rabbitmq_proxy.url(amqp_url), "heartbeat_s": 10}}
+    return rabbitmq_proxy
+
+
+def reconnected(worker: WorkerProcess, times: int) -> Callable[[], bool]:
+    return lambda: worker.log.count("Connected to amqp") >= 1 + times
+
+
+# Cut.
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_that_runs_while_the_line_is_cut_starts_once_and_ends_once(
+    rig: Rig, line: FaultProxy, pool: str
+) -> None:
+    app, gate, slots = rig.app(), rig.gate(), SLOTS[pool]
+    with rig.worker(*POOLS[pool], "--concurrency", str(slots)) as worker:
+        running = task(app, "gated.batch").submit(0, str(gate))
+        rig.wait_started(0)
+        waiting = [task(app, "gated.batch").submit(number, str(gate)).id for number in range(1, 4)]
+        line.reset_peer()
+        if pool != "solo":  # its main thread runs the task
+            until(reconnected(worker, 1), "the worker connects again")
+        # What came back with the connection takes no slot while its task runs: the other slot is there for the rest.
+        rig.history.wait_for("start", count=slots)
+        gate.open()
+        assert running.result(timeout_s=10) == 0
+        rig.wait_states(app, waiting, success=3)
+        until(lambda: rig.waiting(app) == 0, "nothing waits")
+        assert worker.terminate() == 0
+    assert rig.starts() == dict.fromkeys(range(4), 1)
+    record = running.status()
+    assert (record.state, record.attempts, record.crashes) == ("success", 1, 0)
+    rig.wait_waiting(app, 0)
+
+
+def test_another_worker_does_not_run_what_a_cut_off_worker_runs(rig: Rig, line: FaultProxy) -> None:
+    app, gate = rig.app(), rig.gate()
+    with rig.worker(name="cut"):
+        running = task(app, "gated.batch").submit(0, str(gate))
+        rig.wait_started(0)
+        rig.worker_options = {}
+        with rig.worker(name="other"):
+            line.down()
+            # It comes back and meets the claim of a worker that still renews it.
+            assert task(app, "step.batch").submit(1).result(timeout_s=10) == 1
+            rig.wait_started(1)
+            gate.open()
+            assert running.result(timeout_s=10) == 0
+            until(lambda: rig.waiting(app) == 0, "nothing waits")
+            line.resume()
+    assert rig.starts() == {0: 1, 1: 1}
+    assert running.status().attempts == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_no_more_tasks_run_after_a_cut_than_there_are_slots(rig: Rig, line: FaultProxy, pool: str) -> None:
+    app, gate = rig.app(), rig.gate()
+    with rig.worker(*POOLS[pool], "--concurrency", "2") as worker:
+        ids = [task(app, "gated.batch").submit(number, str(gate)).id for number in range(6)]
+        rig.history.wait_for("start", count=2)
+        for cut in (1, 2):
+            line.reset_peer()
+            until(reconnected(worker, cut), "the worker connects again")
+            assert inference_of(app).store.workers()[0].busy == 2
+        rig.wait_states(app, ids, processing=2, pending=4)
+        assert len(rig.history.of("start")) == 2
+        gate.open()
+        rig.wait_states(app, ids, success=6)
+    assert set(rig.starts().values()) == {1}
+
+
+def test_short_tasks_survive_cuts_at_full_speed(rig: Rig, line: FaultProxy) -> None:
+    app = rig.app()
+    ids = [one.id for one in task(app, "step.batch").submit_many([(n, 0.005) for n in range(600)]).accepted]
+    with rig.worker("--concurrency", "2") as worker:
+        for cut in (1, 2, 3):
+            rig.history.wait_for("end", count=cut * 100)
+            line.reset_peer()
+            until(reconnected(worker, cut), "the worker connects again")
+        rig.wait_states(app, ids, timeout_s=20, success=600)
+        until(lambda: rig.waiting(app) == 0, "nothing waits")
+        assert worker.terminate() == 0
+    assert rig.starts() == dict.fromkeys(range(600), 1)
+    rig.wait_waiting(app, 0)
+
+
+# Long tasks.
+
+
+def test_solo_misses_no_heartbeat_because_a_task_is_long(rig: Rig, line: FaultProxy) -> None:
+    app = rig.app()
+    heartbeat_s = 2
+    with rig.worker(*POOLS["solo"], broker={"heartbeat_s": heartbeat_s}, state={"lease_s": 2.0}) as worker:
+        assert task(app, "step.batch").submit(0).result(timeout_s=10) == 0
+        connections = line.accepted
+        long = task(app, "step.batch").submit(1, nap_s=3.5 * heartbeat_s)
+        assert long.result(timeout_s=15) == 1
+        assert task(app, "step.batch").submit(2).result(timeout_s=10) == 2
+        assert connections_lost(worker) == 0
+        assert line.accepted == connections
+    assert rig.starts() == {0: 1, 1: 1, 2: 1}
+    assert long.status().attempts == 1
+
+
+# Half open.
+
+
+@pytest.mark.parametrize("heartbeat_s", [2, 60])
+def test_a_worker_whose_broker_falls_silent_comes_back(rig: Rig, line: FaultProxy, heartbeat_s: int) -> None:
+    """By the heartbeat where it is short, else by the deadline of an answer that does not come."""
+    app = rig.app()
+    ids = [task(app, "step.batch").submit(n, nap_s=0.3).id for n in range(20)]
+    with rig.worker(broker={"heartbeat_s": heartbeat_s}) as worker:
+        rig.history.wait_for("end", count=2)
+        line.black_hole()
+        worker.wait_for("Connection to broker lost", timeout_s=20)
+        line.resume()
+        rig.wait_states(app, ids, timeout_s=25, success=20)
+        assert worker.terminate() == 0
+    assert rig.starts() == dict.fromkeys(range(20), 1)
+
+
+def test_a_worker_of_the_same_name_starts_while_the_old_connection_is_half_open(rig: Rig, line: FaultProxy) -> None:
+    app, gate = rig.app(), rig.gate()
+    first = rig.worker(name="gpu0", state={"lease_s": 1.0})
+    with first:
+        running = task(app, "gated.batch").submit(0, str(gate))
+        rig.wait_started(0)
+        line.black_hole()
+        first.kill()
+        gate.open()
+        rig.worker_options = {}
+        with rig.worker(name="gpu0", state={"lease_s": 1.0}) as second:
+            assert task(app, "step.batch").submit(1).result(timeout_s=10) == 1
+            assert app.control.inspect(timeout=3).ping() == {"gpu0@localhost": {"ok": "pong"}}
+            assert connections_lost(second) == 0
+            # The broker learns of the end, and the task comes back; its lease has ended.
+            line.down()
+            assert running.result(timeout_s=10) == 0
+    assert running.status().attempts == 2
+
+
+# Restarts, on a node of their own.
+
+
+@pytest.fixture(scope="module")
+def own_node() -> Iterator[RabbitMQNode]:
+    """A node that may be restarted, and that waits three seconds for an acknowledgement."""
+    with _installed(lambda: RabbitMQNode({"consumer_timeout": "3000"})) as node:
+        node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 1000).")
+        yield node
+
+
+@pytest.fixture
+def own_rig(
+    own_node: RabbitMQNode, redis_url: str, namespace: str, history: History, tmp_path: Path, queue_type: str
+) -> Iterator[Rig]:
+    options = {
+        "broker": {
+            "url": own_node.create_vhost(namespace),
+            "queue_type": queue_type,
+            "management_url": own_node.management_url,
+        },
+        "state": {"url": redis_url},
+        "namespace": namespace,
+    }
+    made = Rig(options, history, tmp_path, is_exact=False)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_longer_than_the_brokers_patience_runs_once_and_the_worker_goes_on(own_rig: Rig, pool: str) -> None:
+    rig, app = own_rig, own_rig.app()
+    with rig.worker(*POOLS[pool], "--concurrency", "2") as worker:
+        long = task(app, "step.batch").submit(0, nap_s=6.0)
+        rig.wait_started(0)
+        worker.wait_for("delivery acknowledgement", timeout_s=12)
+        # On the other slot, from this queue and from others.
+        for number, tier in ((1, "batch"), (2, "realtime")):
+            assert task(app, f"step.{tier}").submit(number).result(timeout_s=5) == number
+        assert long.result(timeout_s=10) == 0
+        until(lambda: rig.waiting(app) == 0, "nothing waits")
+        assert connections_lost(worker) == 0
+        assert worker.terminate() == 0
+    assert rig.starts() == {0: 1, 1: 1, 2: 1}
+    record = long.status()
+    assert (record.state, record.attempts) == ("success", 1)
+    rig.wait_waiting(app, 0)
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_consumes_again_after_each_restart_of_the_broker(own_rig: Rig, own_node: RabbitMQNode) -> None:
+    rig, app = own_rig, own_rig.app()
+    ids: list[str] = []
+
+    def submit(count: int) -> None:
+        for _ in range(count):
+            with suppress(InferenceError):
+                ids.append(task(app, "step.batch").submit(len(ids), nap_s=0.02).id)
+
+    with rig.worker("--concurrency", "2") as worker:
+        submit(60)
+        for restart in (1, 2):
+            rig.history.wait_for("end", count=20 * restart)
+            own_node.ctl("stop_app")
+            own_node.ctl("start_app")
+            until(reconnected(worker, restart), "the worker connects again", timeout_s=40)
+            submit(20)
+            rig.wait_states(app, ids, timeout_s=30, success=len(ids))
+        assert worker.exit_code is None
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert set(rig.starts().values()) == {1}
