@@ -338,6 +338,7 @@ class InferenceConsumer(seam.Consumer):
         if self._source is not None and self.connection is not None:
             with suppress(*self.connection_errors):
                 self._source.flush()
+                self._source.close()
         self._leases.stop()
         if self._solo_heartbeat is not None:
             self._solo_heartbeat.stop()
