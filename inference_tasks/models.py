@@ -10,6 +10,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from celery import current_app, signals
+
+from inference_tasks.celery_settings import AMQP_CLASS
 from inference_tasks.errors import CallerError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 log = logging.getLogger(__name__)
+
+#: Exit status of a pool process that cannot load its models.
+EX_NO_MODELS = 70
 
 _NOT_LOADED = object()
 
@@ -148,6 +154,23 @@ def load_all(celery_app: Celery) -> None:
     for inference in inferences_named_like(celery_app):
         for model in inference.model:
             model()
+
+
+# Here, and not where the worker is: a process that was started anew (``spawn``) imports the app's module alone.
+@signals.worker_process_init.connect(weak=False)
+def _load_in_pool_process(**_: object) -> None:
+    """Load the models in each pool process; one without its models must not get a slot.
+
+    Celery logs what its signals raise and goes on, so the process is ended here.
+    """
+    if current_app.amqp_cls != AMQP_CLASS:
+        return  # the worker of an app without tiers, which submits to one that has them
+    try:
+        load_all(current_app)
+    except Exception:
+        log.critical("this process ends, since it cannot load its models", exc_info=True)
+        logging.shutdown()
+        os._exit(EX_NO_MODELS)
 
 
 def _after_fork_in_child() -> None:

@@ -1,40 +1,22 @@
-"""The processes of a prefork pool: each loads its models before it has a slot, and a pool that cannot gives up."""
+"""The processes of a prefork pool: which are ready, and a pool that gives up since none ever is."""
 
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
-from celery import current_app, signals
+from celery import signals
 
-from inference_tasks.app import inference_of
 from inference_tasks.worker import seam
 
 __all__ = ["Processes"]
 
 logger = logging.getLogger(__name__)
 
-#: Exit status of a pool process that cannot load its models.
-EX_NO_MODELS = 70
 #: Rounds of new processes of which none becomes ready, after which the worker gives up.
 MAX_FAILED_ROUNDS = 3
 #: Exit status of a worker that gives up: a deployment must be mended.
 EX_DEPLOYMENT = 7
-
-
-@signals.worker_process_init.connect(weak=False)
-def _load_models(**_: object) -> None:
-    """Load the models in each pool process; one without its models must not get a slot.
-
-    Celery logs what its signals raise and goes on, so the process is ended here.
-    """
-    try:
-        inference_of(current_app).load_models()
-    except Exception:
-        logger.critical("this process ends, since it cannot load its models", exc_info=True)
-        logging.shutdown()
-        os._exit(EX_NO_MODELS)
 
 
 class Processes:
