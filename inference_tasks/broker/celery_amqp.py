@@ -283,7 +283,7 @@ class TierProducer:
         publisher = self._amqp.door.publisher
         if not is_task and mode == TRANSIENT:
             # Events: worth a message, not worth a caller's waiting.
-            publisher.post(outgoing)
+            publisher.post(outgoing, may_linger=True)
             return
         tier = found.tier if found is not None else ""
         limit_s = confirm_timeout if confirm_timeout is not None else timeout

@@ -18,7 +18,8 @@ from typing import Protocol
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
-from inference_tasks.broker.tickets import Encoded, Flight, Stage, Ticket, Verdict
+from inference_tasks.broker.tickets import UNDER_WAY, Encoded, Flight, Stage, Ticket, Verdict
+from inference_tasks.broker.waiting import Waiting
 from inference_tasks.state.records import END_STATES, NewTask, SubmitAnswer
 
 __all__ = ["Pipeline", "PipelineSettings", "StatePort"]
@@ -33,7 +34,9 @@ WINDOW = 4096
 
 RATES_FRESH_S = 1.0
 
-_UNDER_WAY = (Stage.WAITING, Stage.RECORDED)
+# Waking the loop and writing to the socket cost more than a small message itself.
+LINGER_S = 0.02
+LAST_WRITE_S = 0.5  # for what lingers when the loop ends
 
 
 class StatePort(Protocol):
@@ -64,32 +67,6 @@ class PipelineSettings:
     rates: Callable[[], Mapping[str, float]] | None = None
 
 
-class _Lane:
-    """Messages waiting for one step; those of single calls go first."""
-
-    def __init__(self) -> None:
-        self._urgent: deque[Flight] = deque()
-        self._bulk: deque[Flight] = deque()
-        self.wanted = asyncio.Event()
-
-    def __bool__(self) -> bool:
-        return bool(self._urgent or self._bulk)
-
-    def put(self, flight: Flight) -> None:
-        (self._urgent if flight.ticket.urgent else self._bulk).append(flight)
-        self.wanted.set()
-
-    def take(self, limit: int, *, bulk: bool) -> list[Flight]:
-        """Take up to ``limit`` messages that nobody has given up."""
-        taken: list[Flight] = []
-        for waiting in (self._urgent, self._bulk) if bulk else (self._urgent,):
-            while waiting and len(taken) < limit:
-                flight = waiting.popleft()
-                if flight.stage in _UNDER_WAY:
-                    taken.append(flight)
-        return taken
-
-
 class Pipeline:
     """A thread with an event loop that publishes; made once per process, never used across a fork."""
 
@@ -97,8 +74,9 @@ class Pipeline:
         self._settings = settings
         self._inbox: deque[tuple[Ticket, Sequence[tuple[Outgoing, Encoded | Outcome]], bool]] = deque()
         self._woken = False
-        self._to_record = _Lane()
-        self._to_write = _Lane()
+        self._lingers = False
+        self._to_record = Waiting()
+        self._to_write = Waiting()
         self._refused: list[Flight] = []
         self._background: set[asyncio.Task[None]] = set()
         self._open_tickets: set[Ticket] = set()
@@ -116,7 +94,11 @@ class Pipeline:
     def hand_over(self, ticket: Ticket, messages: Sequence[tuple[Outgoing, Encoded | Outcome]], *, last: bool) -> None:
         """Give messages of a ticket to the loop, in order; ``last`` says that the ticket gets no more."""
         self._inbox.append((ticket, messages, last))
-        if not self._woken:
+        if ticket.may_linger:
+            if not self._lingers:
+                self._lingers = True
+                self._loop.call_soon_threadsafe(self._loop.call_later, LINGER_S, self._end_lingering)
+        elif not self._woken:
             # Set before the call: a second wake-up costs a system call, a missing one would cost the message.
             self._woken = True
             self._loop.call_soon_threadsafe(self._take_in)
@@ -159,6 +141,7 @@ class Pipeline:
         for step in steps:
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)
+        await self._write_lingering()
         await self._link.close("the publisher was closed")
         for ticket in list(self._open_tickets):
             self._give_up(ticket.flights, "the publisher was closed")
@@ -171,11 +154,11 @@ class Pipeline:
             await self._state.aclose()
         await self._loop.shutdown_default_executor()
 
-    async def _for_ever(self, lane: _Lane, step: Callable[[list[Flight]], Awaitable[None]]) -> None:
+    async def _for_ever(self, waiting: Waiting, step: Callable[[list[Flight]], Awaitable[None]]) -> None:
         while True:
-            await lane.wanted.wait()
-            lane.wanted.clear()
-            while flights := lane.take(BATCH, bulk=self._link.unsettled < WINDOW):
+            await waiting.wanted.wait()
+            waiting.wanted.clear()
+            while flights := waiting.take(BATCH, bulk=self._link.unsettled < WINDOW):
                 try:
                     await step(flights)
                 except Exception as exc:
@@ -210,6 +193,23 @@ class Pipeline:
                     self._to_write.put(flight)
             if ticket.complete and not ticket.open:
                 self._resolve(ticket)
+
+    def _end_lingering(self) -> None:
+        self._lingers = False
+        self._take_in()
+        self._wake()
+
+    async def _write_lingering(self) -> None:
+        """Send what nobody waits for, at the end of the loop: nobody would learn that it was not sent."""
+        lingering = [flight for flight in self._to_write.take(BATCH, bulk=True) if flight.ticket.may_linger]
+        if not lingering:
+            return
+        try:
+            async with asyncio.timeout(LAST_WRITE_S):
+                await self._write(lingering)
+                await asyncio.gather(*(asyncio.wrap_future(flight.ticket.future) for flight in lingering))
+        except Exception:
+            log.debug("%d last messages were not sent", len(lingering), exc_info=True)
 
     async def _record(self, flights: list[Flight]) -> None:
         assert self._state is not None  # nothing is put into this lane without it
@@ -253,7 +253,7 @@ class Pipeline:
                 reachable.append(flight)
         is_writable = await self._link.writable()
         # Waiting may have taken long (alarms): what is settled by now must not be sent.
-        due = [flight for flight in reachable if flight.stage in _UNDER_WAY]
+        due = [flight for flight in reachable if flight.stage in UNDER_WAY]
         if not due:
             return
         if not is_writable:
@@ -327,9 +327,9 @@ class Pipeline:
 
     def _wake(self) -> None:
         """Go on with what the window of unanswered messages held back."""
-        for lane in (self._to_write, self._to_record):
-            if lane:
-                lane.wanted.set()
+        for waiting in (self._to_write, self._to_record):
+            if waiting:
+                waiting.wanted.set()
 
     async def _watch(self) -> None:
         """Give up a connection that answers nothing, unless it has said that it is blocked."""
@@ -352,7 +352,7 @@ class Pipeline:
             elif flight.stage is Stage.RECORDED and flight.created:
                 flight.stage = Stage.LEAVING
                 recorded.append(flight)
-            elif flight.stage in _UNDER_WAY:
+            elif flight.stage in UNDER_WAY:
                 self._settle(flight, Unavailable(reason))
         if recorded:
             self._in_background(self._take_back(recorded, reason))

@@ -160,11 +160,14 @@ class Publisher:
         """Like :meth:`send_many`, for any event loop."""
         return await asyncio.wrap_future(self._start(outgoings, timeout_s, urgent=False).future)
 
-    def post(self, outgoing: Outgoing, timeout_s: float | None = None) -> Future[Outcome]:
-        """Hand one message over and return at once; the future ends with the outcome, in the publisher's thread."""
+    def post(self, outgoing: Outgoing, timeout_s: float | None = None, *, may_linger: bool = False) -> Future[Outcome]:
+        """Hand one message over and return at once; the future ends with the outcome, in the publisher's thread.
+
+        A message that ``may_linger`` leaves together with the next one, or after some milliseconds.
+        """
         result: Future[Outcome] = Future()
         result.set_running_or_notify_cancel()
-        ticket = self._start([outgoing], timeout_s, urgent=True)
+        ticket = self._start([outgoing], timeout_s, urgent=True, may_linger=may_linger)
         ticket.future.add_done_callback(lambda done: result.set_result(done.result()[0]))
         return result
 
@@ -177,9 +180,11 @@ class Publisher:
         if pipeline is not None:
             pipeline.stop(timeout_s)
 
-    def _start(self, outgoings: Iterable[Outgoing], timeout_s: float | None, *, urgent: bool) -> Ticket:
+    def _start(
+        self, outgoings: Iterable[Outgoing], timeout_s: float | None, *, urgent: bool, may_linger: bool = False
+    ) -> Ticket:
         pipeline = self._running()
-        ticket = Ticket(urgent=urgent, patience_s=self._confirm_timeout_s, timeout_s=timeout_s)
+        ticket = Ticket(urgent=urgent, patience_s=self._confirm_timeout_s, timeout_s=timeout_s, may_linger=may_linger)
         chunk: list[tuple[Outgoing, Encoded | Outcome]] = []
         try:
             for outgoing in outgoings:

@@ -11,7 +11,7 @@ from inference_tasks.broker.messages import Outcome, Outgoing
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Encoded", "Flight", "Stage", "Ticket", "Verdict"]
+__all__ = ["UNDER_WAY", "Encoded", "Flight", "Stage", "Ticket", "Verdict"]
 
 
 class Verdict(Enum):
@@ -30,6 +30,9 @@ class Stage(Enum):
     WRITTEN = auto()
     LEAVING = auto()
     SETTLED = auto()
+
+
+UNDER_WAY = (Stage.WAITING, Stage.RECORDED)
 
 
 class Encoded:
@@ -80,6 +83,7 @@ class Ticket:
 
     Attributes:
         urgent: a call of a single message, which does not queue behind the many of a large one.
+        may_linger: nobody waits for it, so it can be written together with what comes next.
         timeout_s: seconds the whole call may take; None lets it take as long as it goes forward, then
         patience_s: is the longest time without an answer.
         complete: the caller has handed over all of it.
@@ -91,6 +95,7 @@ class Ticket:
         "expired",
         "flights",
         "future",
+        "may_linger",
         "open",
         "outcomes",
         "patience_s",
@@ -100,8 +105,9 @@ class Ticket:
         "urgent",
     )
 
-    def __init__(self, *, urgent: bool, patience_s: float, timeout_s: float | None) -> None:
+    def __init__(self, *, urgent: bool, patience_s: float, timeout_s: float | None, may_linger: bool = False) -> None:
         self.urgent = urgent
+        self.may_linger = may_linger
         self.patience_s = patience_s
         self.timeout_s = timeout_s
         self.future: Future[list[Outcome]] = Future()

@@ -208,9 +208,9 @@ class TestFromAClient:
         assert connections(rabbitmq, vhost) == 1
 
     def test_the_sent_event_follows_the_task(self, app: InferenceApp, amqp_url: str) -> None:
-        task(app, "plain").delay()  # declares the exchange of the events
         with Connection(amqp_url) as connection:
             channel: Any = connection.default_channel
+            channel.exchange_declare("celeryev", "topic", auto_delete=False)
             channel.queue_declare("events", auto_delete=False)
             channel.queue_bind("events", "celeryev", "#")
         result = task(app, "classify").delay("a")

@@ -168,6 +168,20 @@ class TestAccepted:
     def test_a_posted_message_ends_in_a_future(self, recording: Publisher) -> None:
         assert recording.post(message(1)).result(10) == Accepted()
 
+    def test_a_message_that_may_linger_leaves_with_the_next_or_alone_soon(self, recording: Publisher, url: str) -> None:
+        lingering = recording.post(message(1), may_linger=True)
+        assert recording.send(message(2)) == Accepted()
+        assert lingering.result(10) == Accepted()
+        assert recording.post(message(3), may_linger=True).result(10) == Accepted()
+        assert [found.headers["id"] for found in take(url, WIDE)] == ["task-1", "task-2", "task-3"]
+
+    def test_what_lingers_when_the_publisher_is_closed_is_sent(self, recording: Publisher, url: str) -> None:
+        assert recording.send(message(1)) == Accepted()
+        lingering = recording.post(message(2), may_linger=True)
+        recording.close()
+        assert lingering.result(10) == Accepted()
+        assert len(take(url, WIDE)) == 2
+
 
 class TestRefused:
     def test_the_bound_of_a_classic_queue_is_exact_and_the_refused_leave_no_record(
