@@ -92,13 +92,18 @@ def apply(invocation: Invocation) -> None:
         ) from error
     inference = invocation.inference
     _refuse_embedded(cast(str, inference.settings.broker.url))
-    changes = module.apply_topology(
+    changes: list[str] = []
+    for change in module.apply_topology(
         wanted_topology(inference),
         cast(str, inference.settings.broker.url),
         management_url=inference.settings.management_url,
         connect_timeout_s=inference.settings.broker.connect_timeout_s,
-    )
-    invocation.screen.show([str(one) for one in changes], lambda: "\n".join(map(str, changes)) or "Nothing to change.")
+    ):
+        changes.append(str(change))
+        if not invocation.screen.as_json:
+            click.echo(change)
+    if invocation.screen.as_json or not changes:
+        invocation.screen.show(changes, lambda: "Nothing to change.")
 
 
 def _missing(report: TopologyReport, wanted: Topology) -> Iterator[str]:

@@ -33,7 +33,8 @@ mount --bind "$2" "$1$2"
 tree=$1 directory=$2
 shift 2
 cd /
-exec chroot --userspec=rabbitmq:rabbitmq --groups= "$tree" /bin/sh -c 'cd "$1" && shift && exec "$@"' - "$directory" "$@"
+exec chroot --userspec=rabbitmq:rabbitmq --groups= "$tree" \\
+  /bin/sh -c 'cd "$1" && shift && exec "$@"' - "$directory" "$@"
 """
 
 
@@ -103,14 +104,13 @@ def _mirror() -> str:
 
 
 def _run(*command: str) -> None:
-    print("+", command[0], file=sys.stderr)
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make the tree that the environment names."""
     if arguments or VARIABLE not in os.environ:
-        print(f"usage: {VARIABLE}=DIRECTORY python -m tests.support.rabbitmq4", file=sys.stderr)
+        sys.stderr.write(f"usage: {VARIABLE}=DIRECTORY python -m tests.support.rabbitmq4\n")
         return 2
     build(Path(os.environ[VARIABLE]))
     return 0
