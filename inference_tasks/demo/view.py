@@ -29,7 +29,8 @@ def live_table(look: Look) -> Group:
     for tier in TIER_NAMES:
         one = look.tiers[tier]
         waiting = one.waiting if look.depths is None else look.depths[tier]
-        shares = (_percent(one.promised), _percent(one.share_due), _percent(one.share))
+        entitled = (one.promised, one.share_due) if look.depths is not None else (None, None)
+        shares = tuple(map(_percent, (*entitled, one.share)))
         waits = (_seconds(one.wait_p50_s), _seconds(one.wait_p99_s))
         style = "bold" if tier == REALTIME else ""
         table.add_row(tier, f"{one.submitted}", f"{waiting}", f"{one.started}", *shares, *waits, style=style)
@@ -43,7 +44,7 @@ class Lines:
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
-        self._next_s = 0.0
+        self._next_s = LINE_EVERY_S
 
     def __call__(self, look: Look) -> None:
         """Tell one look, if it is time for a line."""
@@ -60,7 +61,8 @@ def _line(tier: str, look: Look) -> str:
     one = look.tiers[tier]
     waiting = one.waiting if look.depths is None else look.depths[tier]
     wait = f"{_seconds(one.wait_p50_s)}/{_seconds(one.wait_p99_s)}"
-    share = f"got {_percent(one.share)} of {_percent(one.share_due)} due"
+    # One queue for all knows no shares.
+    share = f"got {_percent(one.share)}" + ("" if look.depths is None else f" of {_percent(one.share_due)} due")
     return f"{tier} {one.started} started, {waiting} waiting, {share}, wait P50/P99 {wait}"
 
 
@@ -85,7 +87,7 @@ def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
     load = ", ".join(f"{tier} {per_s[tier]:.0f}/s" for tier in TIER_NAMES)
     behind = " and ".join(f"{count} {tier}" for tier, count in schedule.backlog.items())
     notes = [
-        f"Load, the same on both sides: {load}, behind a backlog of {behind}; the worker manages "
+        f"Load, the same on both sides: {load}, behind a backlog of {behind}; the worker manages up to "
         f"{schedule.capacity_per_s:.0f} files/s.",
         "Wait: from the moment a request was due to its start; one that never started counts with its wait so far.",
         "Share: of slot time. Promised: by weight, while all tiers have work. Due: realtime asks for less than that; "
