@@ -103,7 +103,8 @@ class Claiming:
                 continue
             predicted_s = self._costs.predict_s(intake.name, intake.tier)
             self._picker.predicted(pick, predicted_s)
-            batch.append(Held(message, pick, intake, now, predicted_s))
+            arrived_s = message.delivery_info.get("arrived_s", now)
+            batch.append(Held(message, pick, intake, arrived_s, predicted_s))
         if not batch or self._claims is None:
             return batch
         try:

@@ -58,6 +58,7 @@ class InferenceConsumer(seam.Consumer):
     task_consumer: Any
     blueprint: Any
     connection: Any
+    hub: Any
     hostname: str
     _flush_events: Callable[[], None]
 
@@ -311,18 +312,41 @@ class InferenceConsumer(seam.Consumer):
         super().on_connection_error_after_connected(exc)
 
     def on_close(self) -> None:
+        """Celery's call for both a lost connection and an ordered stop."""
         self._mailbox.run()
-        self.dispatcher.connection_lost()
-        self._overflow.clear()
+        if self._is_stopping and self.connection is not None:
+            self.drain()
+            self._let_jobs_reach_the_pool()
+        else:
+            self.dispatcher.connection_lost()
+            self._overflow.clear()
         super().on_close()
         for ticket in list(self.dispatcher.slots):
-            if seam.unaccepted(ticket.job):
+            if seam.unaccepted(ticket.job) and not self.pool.keeps_jobs:
                 self.dispatcher.forget(ticket)
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(self.blueprint.state != seam.RUN or self.controller.blueprint.state != seam.RUN)
+
+    def _let_jobs_reach_the_pool(self) -> None:
+        """Turn the loop until every job handed over has been taken by a process.
+
+        Celery drops at its stop what no process has acknowledged yet, though one may be running it: the message would
+        go back while its task runs.
+        """
+        if self.hub is None:
+            return
+        end = monotonic() + DRAIN_S
+        while any(seam.unaccepted(ticket.job) for ticket in self.dispatcher.slots) and monotonic() < end:
+            self._mailbox.wake()
+            self.hub.run_once()
+            self._mailbox.run()
+        self.pool.keeps_jobs = not any(seam.unaccepted(ticket.job) for ticket in self.dispatcher.slots)
 
     def drain(self) -> None:
         """Take nothing new, return what is held; answers still on their way are waited for, a moment."""
-        stopping = self.blueprint.state != seam.RUN or self.controller.blueprint.state != seam.RUN
-        if self._draining or self._source is None or self.connection is None or not stopping:
+        if self._draining or self._source is None or self.connection is None or not self._is_stopping:
             return
         self._draining = True
         try:
@@ -358,6 +382,7 @@ class _NoSource:
     def unsubscribe(self, queues: Sequence[str]) -> None: ...
     def give_back(self, message: object) -> None: ...
     def drain(self) -> None: ...
+    def return_stale(self, now: float | None = None) -> None: ...
     def close(self) -> None: ...
     def flush(self, *, acks_can_wait: bool = False) -> None: ...
 

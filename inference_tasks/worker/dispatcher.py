@@ -26,6 +26,8 @@ __all__ = ["Dispatcher", "Observer"]
 
 logger = logging.getLogger(__name__)
 
+#: Messages that Celery may keep for later without taking the room of others.
+MOST_DEFERRED = 16
 #: Claims are made for this many at once rather than sooner, while enough is held.
 CLAIM_BATCH = 8
 #: Seconds the broker may take for an answer before the connection counts as dead.
@@ -157,7 +159,8 @@ class Dispatcher:
         again = self._start(now)
         if not self._closing and not self._state_lost:
             self._ask(now)
-        return again
+        # Answers that were at hand have come while asking.
+        return again or bool(self._arrived and self.slots.free > len(self._held))
 
     def _claim(self, now: float) -> None:
         arrived, self._arrived = self._arrived, []
@@ -306,7 +309,8 @@ class Dispatcher:
 
     def _ask(self, now: float) -> None:
         asked = len(self._asked)
-        inside = len(self._held) + len(self._arrived) + asked
+        # Some of what Celery keeps for later (rate limits) lies beside the slots; more of it would pull the queue in.
+        inside = len(self._held) + len(self._arrived) + asked + max(0, len(self._deferred) - MOST_DEFERRED)
         lower = 0
         if self.slots.reserve:
             lower = sum(not may_serve_reserved(held.key) for held in self._held)
@@ -329,6 +333,7 @@ class Dispatcher:
         if self._asked and now - self._asked[0][1] > ANSWER_S:
             raise TimeoutError(f"the broker has not answered a basic.get for {ANSWER_S:.0f} s")
         self._claiming.return_waiting(now)
+        self._source.return_stale(now)
         self.return_overdue(now)
         if self._demand.is_subscribed and not self._closing:
             self._demand.subscribe(len(self._held) + len(self._arrived), now)
@@ -387,6 +392,7 @@ class Dispatcher:
         """Take nothing new and return what has not started, at once."""
         self._closing = True
         self._demand.unsubscribe()
+        self._source.return_stale()
         self._return_arrived()
         self._claiming.return_waiting()
         self._return_held()

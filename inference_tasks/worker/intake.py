@@ -27,7 +27,7 @@ class Delivery(Protocol):
     body: bytes | str
     headers: dict[str, Any]
     properties: dict[str, object]
-    delivery_info: dict[str, object]
+    delivery_info: dict[str, Any]
     content_type: str | None
     content_encoding: str | None
     errors: list[object]

@@ -101,6 +101,9 @@ class EmbeddedSource:
     def give_back(self, message: Delivery) -> None:
         seam.nack(message)
 
+    def return_stale(self, now: float | None = None) -> None:
+        """Nothing is fetched ahead."""
+
     def drain(self) -> None:
         """Hand on every reply that has arrived."""
         for reply in self._commands.replies():

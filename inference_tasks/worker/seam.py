@@ -42,7 +42,6 @@ __all__ = [
     "nack",
     "on_get_answers",
     "order_tick",
-    "prefetch_one",
     "read_by_hand",
     "read_frame",
     "ready_processes",
@@ -113,8 +112,11 @@ class Outbox:
         """Ask for one message without waiting for it."""
         self._add(channel, channel.channel_id, spec.Basic.Get, dumps("Bsb", (0, queue, False)))
 
-    def consume(self, channel: Any, queue: str, tag: str, callback: Callable[[Any], None], on_cancel: Any) -> None:
-        """Subscribe without waiting for the answer."""
+    def consume(
+        self, channel: Any, queue: str, tag: str, prefetch: int, callback: Callable[[Any], None], on_cancel: Any
+    ) -> None:
+        """Subscribe with a prefetch of its own, without waiting for the answers."""
+        self._add(channel, channel.channel_id, spec.Basic.Qos, dumps("lBb", (0, prefetch, False)))
         channel.callbacks[tag] = callback
         channel.cancel_callbacks[tag] = on_cancel
         arguments = dumps("BssbbbbF", (0, queue, tag, False, False, False, True, None))
@@ -138,11 +140,6 @@ class Outbox:
             self._acks = 0
             self._raw.transport.write(data)
             self._raw.bytes_sent += 1
-
-
-def prefetch_one(channel: Any) -> None:
-    """Prefetch 1 for each consumer of the channel, without waiting for the answer."""
-    channel.send_method(spec.Basic.Qos, "lBb", (0, 1, False))
 
 
 def nack(message: Any) -> None:

@@ -93,7 +93,7 @@ class SlotPool:
     itself raises), or by the return of the call (solo).
     """
 
-    _own = frozenset({"_pool", "_take", "_free", "_crashed"})
+    _own = frozenset({"_pool", "_take", "_free", "_crashed", "keeps_jobs"})
 
     def __init__(
         self,
@@ -107,6 +107,14 @@ class SlotPool:
         self._take = take
         self._free = free
         self._crashed = crashed
+        self.keeps_jobs = False
+
+    def flush(self) -> None:
+        """Drop the jobs that no process has taken, unless they are to be kept; Celery calls this at each close."""
+        if not self.keeps_jobs:
+            flush = getattr(self._pool, "flush", None)
+            if flush is not None:
+                flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inference_tasks.worker import seam
+from inference_tasks.worker.stream import Stream
 
 if TYPE_CHECKING:
     from inference_tasks.worker.intake import Delivery
@@ -47,6 +48,9 @@ class Source(Protocol):
     def drain(self) -> None:
         """Take in what has arrived already, without waiting."""
 
+    def return_stale(self, now: float | None = None) -> None:
+        """Return what was fetched ahead of being asked for and is too old; without a time, all of it."""
+
     def close(self) -> None:
         """Let go: the connection is lost, or another one takes its place."""
 
@@ -64,29 +68,83 @@ class _QueueChannel:
         self.asked: deque[list[Any]] = deque()
         self._number = 0
         self._tags: deque[str] = deque()
+        self._tag: str | None = None
+        self.stream = Stream(source.hold_s)
         seam.on_get_answers(channel, self._got)
-        seam.prefetch_one(channel)
         source.outbox.adopt(channel)
 
     def _got(self, raw: Any) -> None:
+        if raw is None:
+            self.end_stream()
+        else:
+            raw.delivery_info["arrived_s"] = monotonic()
         if self.asked:
             self.asked.popleft()[1:] = [raw, True]
 
+    def ask(self, entry: list[Any], now: float) -> None:
+        """Answer from the stock, or ask the broker."""
+        self.stream.asked(now)
+        if self.stream.stock:
+            entry[1:] = [self.stream.stock.popleft(), True]
+        else:
+            self.asked.append(entry)
+            self._source.outbox.get(self.channel, self.queue)
+
+    def tend_stream(self, now: float) -> None:
+        """Open, widen or end the push window, as the rate of asking and the age of the stock say."""
+        stream = self.stream
+        prefetch = 0 if stream.is_stale(now) else stream.wanted_prefetch(now)
+        if prefetch == stream.prefetch:
+            return
+        if stream.prefetch:
+            self.end_stream(keep_stock=prefetch > stream.prefetch)
+        if prefetch:
+            stream.prefetch = prefetch
+            stream.tag = self._consume(prefetch, self._streamed)
+
+    def end_stream(self, *, keep_stock: bool = False) -> None:
+        """End the push window; what was not asked for goes back."""
+        stream = self.stream
+        if stream.tag is not None:
+            self._source.outbox.cancel(self.channel, stream.tag)
+            stream.tag, stream.prefetch = None, 0
+        while stream.stock and not keep_stock:
+            self._source.give_back(self._source.message(stream.stock.popleft()))
+
+    def _streamed(self, raw: Any) -> None:
+        if raw.delivery_info["consumer_tag"] != self.stream.tag:
+            self._source.give_back(self._source.message(raw))
+            return
+        raw.delivery_info["arrived_s"] = monotonic()
+        self.stream.stock.append(raw)
+
     def consume(self) -> None:
+        """Have one message pushed; with the window open, what it brought so far is that message."""
+        stock = list(self.stream.stock)
+        self.stream.stock.clear()
+        self.end_stream()
+        self._tag = self._consume(1, self._pushed)
+        for raw in stock:
+            self._pushed(raw)
+
+    def cancel(self) -> None:
+        if self._tag is not None:
+            self._source.outbox.cancel(self.channel, self._tag)
+            self._tag = None
+
+    def _consume(self, prefetch: int, callback: Callable[[Any], None]) -> str:
         # A tag is used once: on a quorum queue a cancelled consumer lives on until what it holds is acknowledged, and a
         # new one of the same tag would find its prefetch used up.
         self._number += 1
-        self._tags.append(f"{self.queue}#{self._number}")
+        tag = f"{self.queue}#{self._number}"
+        self._tags.append(tag)
         if len(self._tags) > KEPT_TAGS:
             self.channel.callbacks.pop(self._tags.popleft(), None)
-        self._source.outbox.consume(self.channel, self.queue, self._tags[-1], self._pushed, self._cancelled)
-
-    def cancel(self) -> None:
-        if self._tags:
-            self._source.outbox.cancel(self.channel, self._tags[-1])
+        self._source.outbox.consume(self.channel, self.queue, tag, prefetch, callback, self._cancelled)
+        return tag
 
     def _pushed(self, raw: Any) -> None:
-        self._source.on_push(self.queue, self._source.message(raw, self.channel))
+        self._source.on_push(self.queue, self._source.message(raw))
 
     def _cancelled(self, _tag: str) -> None:
         logger.warning("the broker ended the subscription to %s; it counts as empty for now", self.queue)
@@ -102,8 +160,11 @@ class AmqpSource:
     the order of asking.
     """
 
-    def __init__(self, connection: Any, accept: Sequence[str], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: Any, accept: Sequence[str], on_lost: Callable[[str], None], hold_s: float = 0.0
+    ) -> None:
         self._connection = connection
+        self.hold_s = hold_s
         self.outbox = seam.Outbox(connection)
         self._accept = seam.accepted_content(accept)
         self._channels: dict[str, _QueueChannel] = {}
@@ -112,12 +173,13 @@ class AmqpSource:
         self.on_push: Answer = lambda queue, message: None
         self.on_lost = on_lost
 
-    def message(self, raw: Any, channel: Any) -> Any:
-        message = channel.message_to_python(raw)
+    def message(self, raw: Any) -> Any:
+        message = raw.channel.message_to_python(raw)
         message.accept = self._accept
         return message
 
     def ask(self, queues: Sequence[str]) -> None:
+        now = monotonic()
         for queue in queues:
             entry: list[Any] = [queue, None, False]
             self._order.append(entry)
@@ -127,8 +189,11 @@ class AmqpSource:
                 self._lost(queue, exc)
                 entry[2] = True
                 continue
-            channel.asked.append(entry)
-            self.outbox.get(channel.channel, queue)
+            channel.ask(entry, now)
+        for queue in dict.fromkeys(queues):
+            if queue in self._channels:
+                self._channels[queue].tend_stream(now)
+        self._hand_on()
 
     def subscribe(self, queues: Sequence[str]) -> None:
         for queue in queues:
@@ -180,10 +245,18 @@ class AmqpSource:
             self.wait(0.05)
         self.flush()
 
+    def return_stale(self, now: float | None = None) -> None:
+        """Return what was pushed ahead and not asked for in time; without a time, all of it."""
+        for channel in self._channels.values():
+            if now is None:
+                channel.end_stream()
+            else:
+                channel.tend_stream(now)
+
     def _hand_on(self) -> None:
         while self._order and self._order[0][2]:
             queue, raw, _ = self._order.popleft()
-            self.on_answer(queue, None if raw is None else self.message(raw, self._channels[queue].channel))
+            self.on_answer(queue, None if raw is None else self.message(raw))
 
     def _channel(self, queue: str) -> _QueueChannel:
         found = self._channels.get(queue)
@@ -200,8 +273,11 @@ class AmqpSource:
         """A queue's channel is gone: its answers count as empty, and the next use opens a new one."""
         logger.warning("cannot read queue %s for now, it counts as empty: %s", queue, exc)
         channel = self._channels.pop(queue, None)
-        for entry in channel.asked if channel else ():
-            entry[1:] = [None, True]
+        if channel is not None:
+            channel.stream.stock.clear()
+        for entry in self._order:
+            if entry[0] == queue:
+                entry[1:] = [None, True]
         self.on_lost(queue)
 
     def close(self) -> None:

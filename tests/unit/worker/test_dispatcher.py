@@ -80,6 +80,8 @@ class Broker:
 
     def drain(self) -> None: ...
 
+    def return_stale(self, now: float | None = None) -> None: ...
+
     def step(self) -> None:
         while self.asked:
             self.activity += 1
