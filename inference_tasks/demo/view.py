@@ -16,7 +16,7 @@ from inference_tasks.demo.schedule import Schedule
 
 __all__ = ["Lines", "as_data", "live_table", "summary"]
 
-LINE_EVERY_S = 2.0
+FIRST_LINE_S, LINE_EVERY_S = 1.0, 2.0
 TYPES_SHOWN = 12
 
 
@@ -44,7 +44,7 @@ class Lines:
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
-        self._next_s = LINE_EVERY_S
+        self._next_s = FIRST_LINE_S
 
     def __call__(self, look: Look) -> None:
         """Tell one look, if it is time for a line."""
@@ -98,9 +98,9 @@ def summary(ours: Outcome, fifo: Outcome, schedule: Schedule) -> Group:
 
 
 _NEXT = """\
-Next: inference-tasks demo --broker rabbitmq      the same on a RabbitMQ of its own
-      inference-tasks dev -A vision:app           your app, with broker, worker and monitor in one terminal
-      inference-tasks --help                      everything else"""
+Next: inference-tasks demo --broker rabbitmq   the same on a private RabbitMQ
+      inference-tasks dev -A vision:app        your app and all it needs
+      inference-tasks --help                   everything else"""
 
 
 def as_data(ours: Outcome, fifo: Outcome, schedule: Schedule) -> dict[str, object]:
