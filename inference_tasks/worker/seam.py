@@ -104,9 +104,18 @@ class Outbox:
         def reject(delivery_tag: int, requeue: bool, **_: object) -> None:
             self._add(channel, number, spec.Basic.Reject, pack(">QB", delivery_tag, requeue))
 
+        # py-amqp opens a channel anew that the broker has closed, waits for that, and hides that its subscriptions, the
+        # answers still to come and every delivery tag are gone.
+        channel._do_revive = lambda: self._forget(channel, number)
         channel.basic_ack = ack
         channel.basic_reject = reject
         channel.inference_nack = lambda tag: self._add(channel, number, spec.Basic.Nack, pack(">QB", tag, REQUEUE_BIT))
+
+    def _forget(self, channel: Any, number: int) -> None:
+        """The broker has closed the channel: what it was yet to be told must not reach the next one of that number."""
+        head = pack(">BH", 1, number)
+        self._frames = [frame for frame in self._frames if not frame.startswith(head)]
+        channel.collect()
 
     def get(self, channel: Any, queue: str) -> None:
         """Ask for one message without waiting for it."""
