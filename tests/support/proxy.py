@@ -172,5 +172,5 @@ class FaultProxy:
 def _arm_reset(writer: asyncio.StreamWriter) -> None:
     """Make the close of a socket a reset (RST) instead of an orderly end."""
     link = writer.get_extra_info("socket")
-    if link is not None:
+    if link is not None and not writer.transport.is_closing():
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
