@@ -42,6 +42,7 @@ __all__ = [
     "nack",
     "on_get_answers",
     "order_tick",
+    "read_all",
     "read_by_hand",
     "read_frame",
     "ready_processes",
@@ -180,6 +181,23 @@ def read_frame(connection: Any, timeout_s: float = 0) -> bool:
     return True
 
 
+def read_all(connection: Any) -> None:
+    """Handle every frame that has arrived, without waiting.
+
+    Not ``drain_events`` frame by frame: that switches the socket to non-blocking and back for each of them.
+    """
+    raw = connection.connection
+    try:
+        with raw.transport.having_timeout(0):
+            while True:
+                raw.on_inbound_frame(raw.transport.read_frame())
+    except TimeoutError:
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EINTR):
+            raise
+
+
 def read_by_hand(hub: Any, connection: Any, callback: Callable[[], None]) -> None:
     """Let ``callback`` read the connection's socket. kombu's own reader takes one frame per turn of the loop."""
     sock = connection.connection.sock
@@ -193,19 +211,32 @@ def collect(connection: Any) -> None:
 
 
 def order_tick(hub: Any, pool: Any, pump: Callable[[], None]) -> Callable[[], None]:
-    """Run ``pump`` before each poll, and the prefork pool's own tick right after it.
+    """Run ``pump`` before each poll, then have what it handed over written to idle processes at once.
 
-    The hub keeps its tick callbacks in a set: in the wrong order a job handed over by ``pump`` would wait for the next
-    event, up to a second.
+    Two things Celery's prefork pool does are in the way. It writes jobs only when the next poll has found the pipes
+    writable; and its own tick, which watches the pipes, asks the kernel at every turn though there be nothing to write.
+    Beside that, the hub keeps its ticks in a set: in the wrong order a job waits for the next event.
     """
-    pool_tick = getattr(getattr(pool, "_pool", None), "on_poll_start", None)
-    if pool_tick is not None:
-        hub.on_tick.discard(pool_tick)
+    if not hasattr(getattr(pool, "_pool", None), "on_poll_start"):
+        hub.on_tick.add(pump)
+        return pump
+    hub.on_tick.discard(pool._pool.on_poll_start)
+    watches = True
 
     def tick() -> None:
+        nonlocal watches
         pump()
-        if pool_tick is not None:
-            pool_tick()
+        processes = pool._pool
+        if processes is None:
+            return
+        if processes.outbound_buffer:
+            taken = processes._active_writes | processes._busy_workers
+            idle = [fd for fd in processes._all_inqueues if fd not in taken]
+            if idle:
+                hub.consolidate_callback(idle)
+        if processes.outbound_buffer or watches:
+            watches = bool(processes.outbound_buffer)
+            processes.on_poll_start()
 
     hub.on_tick.add(tick)
     return tick

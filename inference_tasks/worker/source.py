@@ -215,8 +215,8 @@ class AmqpSource:
         """Read every frame that has arrived, then hand on the answers in the order of asking."""
         while True:
             try:
-                if not seam.read_frame(self._connection):
-                    break
+                seam.read_all(self._connection)
+                break
             except seam.CHANNEL_ERRORS as exc:
                 self._drop_closed(exc)
         self._hand_on()
