@@ -228,19 +228,32 @@ def test_the_hub_keeps_its_ticks_in_a_set_and_polls_readers() -> None:
     hub.close()
 
 
-def test_the_pools_own_tick_runs_after_ours() -> None:
-    calls: list[str] = []
-    hub: Any = SimpleNamespace(on_tick=set())
+def test_jobs_handed_over_are_written_to_idle_processes_before_the_pools_own_tick() -> None:
+    calls: list[object] = []
+    hub: Any = SimpleNamespace(on_tick=set(), consolidate_callback=lambda fds: calls.append(sorted(fds)))
+    processes: Any = SimpleNamespace(
+        on_poll_start=lambda: calls.append("pool"),
+        outbound_buffer=[],
+        _all_inqueues={7, 8, 9},
+        _active_writes={8},
+        _busy_workers={9},
+    )
+    hub.on_tick.add(processes.on_poll_start)
+    tick = seam.order_tick(hub, SimpleNamespace(_pool=processes), lambda: calls.append("ours"))
+    assert hub.on_tick == {tick}
+    tick()
+    tick()
+    assert calls == ["ours", "pool", "ours"]  # the pool's tick does nothing with nothing to write, and is left out
+    calls.clear()
+    processes.outbound_buffer.append("job")
+    tick()
+    assert calls == ["ours", [7], "pool"]
 
-    def pool_tick() -> None:
-        calls.append("pool")
 
-    hub.on_tick.add(pool_tick)
-    pool = SimpleNamespace(_pool=SimpleNamespace(on_poll_start=pool_tick))
-    seam.order_tick(hub, pool, lambda: calls.append("ours"))
-    for tick in hub.on_tick:
-        tick()
-    assert calls == ["ours", "pool"]
+def test_the_prefork_pool_has_what_writes_its_jobs() -> None:
+    source = inspect.getsource(AsynPool)
+    for name in ("outbound_buffer", "_all_inqueues", "_active_writes", "_busy_workers", "hub.consolidate_callback ="):
+        assert name in source
 
 
 # Celery.

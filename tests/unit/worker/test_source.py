@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import amqp  # noqa: TID251 - the channels below stand in for its
@@ -95,6 +96,16 @@ class Connection:
         if isinstance(event, Exception):
             raise event
         event()
+
+    @contextmanager
+    def having_timeout(self, timeout: float | None) -> Iterator[None]:
+        yield
+
+    def read_frame(self) -> None:
+        self.drain_events()
+
+    def on_inbound_frame(self, frame: None) -> None:
+        """The event has been handled when it was read."""
 
 
 class Bench:
