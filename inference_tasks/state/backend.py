@@ -182,7 +182,7 @@ class RecordBackend(RedisBackend):
         """Count a finished member of a chord; repeated until Redis takes it, as the result was."""
         # Celery's own script counts a member once however often it is told.
         count = super().on_chord_part_return
-        self._until_taken(_token(request), lambda: count(request, state, result, *args, **kwargs))
+        self._until_taken(_is_run(request), lambda: count(request, state, result, *args, **kwargs))
 
     def _ended(
         self,
@@ -238,20 +238,20 @@ class RecordBackend(RedisBackend):
                 may_create=with_result,
             )
 
-        outcome = self._until_taken(token, write)
+        outcome = self._until_taken(_is_run(request), write)
         if outcome in (Finish.STALE, Finish.HELD):
             logger.warning(
                 "Task %s: a late %s was not written (%s): another claim decides about it", task_id, state, outcome
             )
         return outcome
 
-    def _until_taken(self, token: int | None, call: Callable[[], T]) -> T:
-        """Make a call again until Redis takes it, within a claim; otherwise Celery's own settings decide."""
+    def _until_taken(self, is_run: bool, call: Callable[[], T]) -> T:
+        """Make a call again until Redis takes it, within a worker's run; otherwise Celery's own settings decide."""
         for failures in itertools.count(1):
             try:
                 return call()
             except (StateUnavailableError, exceptions.ConnectionError, exceptions.TimeoutError) as error:
-                if token is None or failures > self.max_retries:
+                if not is_run or failures > self.max_retries:
                     raise
                 pause_s = (
                     get_exponential_backoff_interval(
@@ -266,6 +266,11 @@ class RecordBackend(RedisBackend):
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """Whether Celery may repeat an operation that failed so, where its settings ask for it."""
         return isinstance(exc, StateUnavailableError) or bool(super().exception_safe_to_retry(exc))
+
+
+def _is_run(request: Context | None) -> bool:
+    """Whether a worker of ours handed this run over; without Redis it may have done so without a token."""
+    return getattr(request, "inference_gen", None) is not None
 
 
 def _token(request: Context | None) -> int | None:
