@@ -87,6 +87,8 @@ class Claiming:
         self._run_unclaimed = run_unclaimed
         self._is_inside = is_inside
         self._waiting: deque[tuple[float, Delivery]] = deque()
+        # Tasks on which this worker may have a claim that it does not know of, since an answer was lost.
+        self._in_doubt: set[str] = set()
 
     def admit(self, arrived: Sequence[tuple[Delivery, Pick]], now: float) -> list[Held]:
         """Return those of the messages that may start, in their order; the others are dealt with.
@@ -114,20 +116,24 @@ class Claiming:
                 logger.warning("running %d task(s) without a claim: %s", len(batch), exc)
                 return batch
             for held in batch:
+                self._in_doubt.add(held.intake.id)
                 self._picker.refund(held.pick)
                 self._demand.source.give_back(held.message)
             raise
         return [held for held, claim in zip(batch, claims, strict=True) if self._may_start(held, claim, now)]
 
     def _may_start(self, held: Held, claim: Claim, now: float) -> bool:
+        is_in_doubt = held.intake.id in self._in_doubt
+        self._in_doubt.discard(held.intake.id)
         if claim.verdict == "run":
             held.token, held.attempts = claim.token, claim.attempts
             self._demand.kept()
             return True
         if claim.verdict == "held":
             self._picker.refund(held.pick)
-            if claim.worker == self._worker and not self._is_inside(held.intake.id):
-                # The answer to an earlier claim of ours was lost: nothing runs under it.
+            if is_in_doubt and claim.worker == self._worker and not self._is_inside(held.intake.id):
+                # The answer to an earlier claim of ours was lost: nothing runs under it. The name alone says nothing:
+                # a worker of the same name may be running it, or have died of it.
                 self.release([(held.intake.id, claim.token)])
             self._waiting.append((now + HELD_CLAIM_S, held.message))
             return False
@@ -164,6 +170,7 @@ class Claiming:
             try:
                 self._claims.release(claims)
             except StateUnavailableError as exc:
+                self._in_doubt.update(task_id for task_id, _ in claims)
                 logger.warning("%d claim(s) of unstarted tasks end by their lease, not at once: %s", len(claims), exc)
 
     def return_waiting(self, now: float | None = None) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Demand", "Wish"]
 
+#: Part of ``hold_s`` that is filled with picks; the rest is for hiccups and for what the broker sends ahead.
+PICKED_PART = 0.5
 #: Asking for less than this part of the window waits for more to ask for.
 FEW = 3
 #: Most messages asked for or held at once, however short the tasks are.
@@ -165,16 +167,17 @@ class Demand:
         if not self.hold_s:
             return free
         each_s = max(self._mean_s, 1e-4)
-        starts = free * int(self.hold_s / each_s)
+        ahead_s = self.hold_s * PICKED_PART
+        starts = free * int(ahead_s / each_s)
         for ticket in self._slots:
             elapsed = now - ticket.started_s
             left = ticket.predicted_s - elapsed
             if left < 0:
                 left = elapsed  # overdue: as much again, not any moment now
             if left <= self.hold_s:
-                starts += 1 + int((self.hold_s - left) / each_s)
+                starts += 1 + max(0, int((ahead_s - left) / each_s))
         # Where the worker itself cannot keep up with its slots, what it really starts per second is the limit.
-        return min(MAX_WINDOW, free + min(starts, int(self.hold_s / max(self._apart_s, 1e-4))))
+        return min(MAX_WINDOW, free + min(starts, int(ahead_s / max(self._apart_s, 1e-4))))
 
     def wanted(self, inside: int, inside_lower: int, asked: int, now: float) -> list[Wish]:
         """Return what to ask for now, in order; subscribes instead where there is nothing to ask for.

@@ -154,7 +154,7 @@ class Dispatcher:
         """Do what can be done now; true if it should be called again at once."""
         now = self._clock()
         arrived, held = len(self._arrived), len(self._held)
-        if arrived and (not self._asked or self.slots.free > held or held < arrived or arrived >= CLAIM_BATCH):
+        if arrived and (self.slots.free > held or held <= len(self.slots) or arrived >= CLAIM_BATCH):
             self._claim(now)
         again = self._start(now)
         if not self._closing and not self._state_lost:

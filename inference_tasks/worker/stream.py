@@ -14,8 +14,10 @@ AVERAGE_S = 0.1
 LEAST_ASKS = 3.0
 #: Most messages on their way or in stock.
 MAX_PREFETCH = 64
-#: Part of ``hold_s`` that messages may spend in the stock; the rest is for those already picked.
-STOCK_PART = 0.4
+#: Part of ``hold_s`` that messages are meant to spend in the worker, those picked already among them.
+FILLED_PART = 0.75
+#: Messages of one queue that are not waiting but running.
+RUNNING = 2
 
 
 class Stream:
@@ -44,7 +46,7 @@ class Stream:
         per_hold = self._count * exp((self._asked_at_s - now) / AVERAGE_S) / AVERAGE_S * self._hold_s
         if per_hold < (LEAST_ASKS / 2 if self.prefetch else LEAST_ASKS):
             return 0
-        wanted = min(MAX_PREFETCH, ceil(per_hold * STOCK_PART) + ceil(per_hold) + 1)
+        wanted = min(MAX_PREFETCH, ceil(per_hold * FILLED_PART) + RUNNING)
         return self.prefetch if wanted / 2 < self.prefetch < wanted * 2 else wanted
 
     def is_stale(self, now: float) -> bool:
