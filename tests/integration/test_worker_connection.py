@@ -169,6 +169,7 @@ def test_a_worker_of_the_same_name_starts_while_the_old_connection_is_half_open(
             assert app.control.inspect(timeout=3).ping() == {"gpu0@localhost": {"ok": "pong"}}
     # The killed worker's process may have ended its run by itself: then nobody runs it again.
     assert running.status().attempts == rig.starts()[0]
+    assert running.status().crashes == rig.starts()[0] - 1
 
 
 # Restarts, on a node of their own.

@@ -87,6 +87,7 @@ def test_messages_that_are_pushed_while_the_worker_ends_are_not_lost(rig: Rig) -
         for number in range(40):
             ids.append(task(app, ("step.realtime", "step.batch")[number % 2]).submit(number).id)
             if number == 20:
+                rig.history.wait_for("end", count=10)
                 worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     states = rig.states(app, ids)

@@ -64,12 +64,15 @@ def test_where_it_is_wished_work_goes_on_without_redis(rig: Rig, line: FaultProx
     assert rig.starts() == dict.fromkeys(range(4), 1)
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_a_message_that_meets_a_live_claim_comes_back_once_a_second_at_most(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("queue_type", "holder"),
+    [("quorum", "somebody@else"), ("classic", "somebody@else"), ("quorum", "worker@localhost")],
+)
+def test_a_message_that_meets_a_live_claim_comes_back_once_a_second_at_most(rig: Rig, holder: str) -> None:
     app = rig.app()
     store = inference_of(app).store
     held = task(app, "step.batch").submit(0)
-    store.claim([Claimant(held.id, "step.batch", "batch", "fresh")], "somebody@else", 60.0)
+    store.claim([Claimant(held.id, "step.batch", "batch", "fresh")], holder, 60.0)
     with rig.worker() as worker:
         # Others pass it meanwhile.
         for number in (1, 2, 3):
