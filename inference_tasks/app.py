@@ -232,9 +232,7 @@ class Inference:
             return EmbeddedSource(url, self.celery_app.conf.accept_content, self.topology.dead.name)
         from inference_tasks.worker.source import AmqpSource
 
-        return AmqpSource(
-            connection, self.celery_app.conf.accept_content, on_lost, self.settings.worker.hold_s
-        )
+        return AmqpSource(connection, self.celery_app.conf.accept_content, on_lost, self.settings.worker.hold_s)
 
     def configure(self) -> dict[str, object]:
         """Read the settings and return what they say for Celery's configuration. Called by Celery, once.

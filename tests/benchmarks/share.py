@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tests.benchmarks.harness import Bench, Report, Start, app_for, starts, wait_until
+from tests.benchmarks.harness import Bench, Report, Start, app_for, starts, task_of, wait_until
 
 TIERS = ("realtime", "batch", "offline")
 PROMISED = {"realtime": 8 / 11, "batch": 2 / 11, "offline": 1 / 11}
@@ -38,7 +38,7 @@ def run(
     app = app_for(environment)
     for tier, count in scenario.backlog.items():
         task = "sleep" if tier == "realtime" else scenario.name
-        answer = app.tasks[task].submit_many([(scenario.lengths_s[tier],)] * count, tier=tier)
+        answer = task_of(app, task).submit_many([(scenario.lengths_s[tier],)] * count, tier=tier)
         assert len(answer.accepted) == count, answer
     with bench.workers(environment, scenario.workers, "-P", scenario.pool, "-c", str(scenario.slots)):
         wait_until(lambda: until(_flat(starts(environment))), timeout_s, f"{scenario}")
@@ -127,9 +127,9 @@ def new_kind(bench: Bench, report: Report) -> dict[str, object]:
     environment = bench.setting(tiers__realtime__bound=100_000, **settings)
     app = app_for(environment)
     short_s = 0.02
-    app.tasks["sleep"].submit_many([(short_s,)] * 3000, tier="realtime")
-    app.tasks["sleep"].submit_many([(short_s,)] * 60, tier="batch")
-    app.tasks["strange"].submit_many([(short_s * 60,)] * 60, tier="batch")
+    task_of(app, "sleep").submit_many([(short_s,)] * 3000, tier="realtime")
+    task_of(app, "sleep").submit_many([(short_s,)] * 60, tier="batch")
+    task_of(app, "strange").submit_many([(short_s * 60,)] * 60, tier="batch")
     with bench.workers(environment, 1, "-P", "threads", "-c", str(SLOTS_OF_THE_NEW)):
         wait_until(lambda: len(_flat(starts(environment))) >= 2200, 60, "new kind")
     log = _flat(starts(environment))
