@@ -1,6 +1,6 @@
 """Three service classes for GPU inference on Celery and RabbitMQ: the public names."""
 
-from inference_tasks.app import Inference, InferenceApp, adopt
+from inference_tasks.app import Inference, adopt
 from inference_tasks.errors import (
     BrokerUnavailableError,
     BugError,
@@ -24,6 +24,7 @@ from inference_tasks.errors import (
     UnknownTierError,
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle
+from inference_tasks.inference_app import InferenceApp
 from inference_tasks.models import Model
 from inference_tasks.settings import Settings, load_settings
 from inference_tasks.state.records import TaskRecord

@@ -1,17 +1,15 @@
-"""The app: Celery with tiers, as a class of its own or added to an app that exists."""
+"""What the tiers add to a Celery app: its settings, its parts, and the places where Celery takes ours."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from celery import Celery
-from celery.app.defaults import SETTING_KEYS
 
 from inference_routing.policy import Policy
 from inference_routing.topology import Topology
@@ -26,7 +24,7 @@ from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.broker.topology import broker_version, declare
 from inference_tasks.celery_settings import AMQP_CLASS, TASK_CLASS, celery_defaults, celery_problems
 from inference_tasks.client import Client
-from inference_tasks.errors import DeploymentError, SettingsError, UnknownOptionError
+from inference_tasks.errors import DeploymentError, SettingsError
 from inference_tasks.handles import TaskHandle
 from inference_tasks.models import ModelDecorator, load_all
 from inference_tasks.routes import TierRouter
@@ -42,11 +40,11 @@ if TYPE_CHECKING:
 
     from inference_tasks.worker.source import Source
 
-__all__ = ["Inference", "InferenceApp", "adopt", "inference_of", "inferences_named_like"]
+__all__ = ["OVERRIDES_KEY", "Inference", "adopt", "inference_of", "inferences_named_like"]
 
 # Celery carries its configuration into the processes it starts, and what is said in code with it. There may be a
 # password in a URL, so Celery's reports must not show it: they hide what has SECRET in its name and is no mapping.
-_OVERRIDES_KEY = "inference_settings_secret"
+OVERRIDES_KEY = "inference_settings_secret"
 _ATTRIBUTE = "_inference_tasks"
 
 _every_inference: weakref.WeakSet[Inference] = weakref.WeakSet()
@@ -241,7 +239,7 @@ class Inference:
             SettingsError: with every problem of the settings and of Celery's own configuration.
         """
         conf = self.celery_app.conf
-        settings = load_settings(dict(conf.get(_OVERRIDES_KEY) or ()), os.environ, find_file(os.environ))
+        settings = load_settings(dict(conf.get(OVERRIDES_KEY) or ()), os.environ, find_file(os.environ))
         problems = list(celery_problems(conf))
         settings = with_broker(settings, conf.broker_url, problems, is_needed=not conf.task_always_eager)
         settings = with_state(settings, conf.result_backend, problems)
@@ -285,7 +283,7 @@ def adopt(celery_app: Celery, **overrides: object) -> Inference:
     _take_over(celery_app)
     open_door(celery_app, inference.door)
     if overrides:
-        celery_app.conf[_OVERRIDES_KEY] = tuple(overrides.items())
+        celery_app.conf[OVERRIDES_KEY] = tuple(overrides.items())
     if celery_app.configured:  # type: ignore[attr-defined]  # public, but not in its stub
         celery_app.add_defaults(inference.configure)
     else:
@@ -347,91 +345,3 @@ def _take_over(celery_app: Celery) -> None:
 
 def _queue_by_lane(topology: Topology) -> dict[tuple[str, str], str]:
     return {(queue.tier, queue.lane): queue.name for queue in topology.queues if queue.tier and queue.lane}
-
-
-_SECTIONS = ("broker", "state", "worker", "tiers", "default_tier", "namespace")
-_CELERY_PARAMETERS = tuple(
-    name
-    for name, parameter in inspect.signature(Celery.__init__).parameters.items()
-    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name not in ("self", *_SECTIONS)
-)
-
-
-class InferenceApp(Celery):
-    """A Celery app with tiers: everything of Celery, and ``inference``, ``model``, ``status`` and ``result`` beside it.
-
-    Settings are read at first use, never at import.
-    """
-
-    def __init__(
-        self,
-        main: str | None = None,
-        *,
-        broker: str | Mapping[str, object] | None = None,
-        state: str | Mapping[str, object] | None = None,
-        worker: Mapping[str, object] | None = None,
-        tiers: Mapping[str, Mapping[str, object]] | None = None,
-        default_tier: str | None = None,
-        namespace: str | None = None,
-        config_namespace: str | None = None,
-        **celery_options: object,
-    ) -> None:
-        """Make the app; nothing is read or connected yet.
-
-        Args:
-            main: name of the app, and of the module that runs as ``__main__``.
-            broker: the settings of section ``broker``, or its URL alone.
-            state: the settings of section ``state``, or its URL alone.
-            worker: the settings of section ``worker``.
-            tiers: {tier: its settings}.
-            default_tier: tier of tasks that name none.
-            namespace: first part of the names of exchange and queues.
-            config_namespace: what Celery calls ``namespace``: the prefix of the keys of its configuration source.
-            celery_options: other options of ``Celery(...)``, and keys of its configuration.
-
-        Raises:
-            UnknownOptionError: an option that neither knows, with the nearest one that exists.
-        """
-        for option in celery_options:
-            if option not in _CELERY_PARAMETERS and option not in SETTING_KEYS:
-                known = (*_SECTIONS, "config_namespace", *_CELERY_PARAMETERS, *SETTING_KEYS)
-                raise UnknownOptionError(option, known, where="InferenceApp()")
-        sections: dict[str, object] = {
-            "broker": {"url": broker} if isinstance(broker, str) else broker,
-            "state": {"url": state} if isinstance(state, str) else state,
-            "worker": worker,
-            "tiers": tiers,
-            "default_tier": default_tier,
-            "namespace": namespace,
-        }
-        given = {name: value for name, value in sections.items() if value is not None}
-        options = cast("dict[str, Any]", celery_options)
-        if given:
-            options["changes"] = {**(options.get("changes") or {}), _OVERRIDES_KEY: tuple(given.items())}
-        super().__init__(main, namespace=config_namespace, **options)
-        self._inference = adopt(self)
-        self.inference = self._inference.inference
-        self.model = self._inference.model
-
-    def __reduce_keys__(self) -> dict[str, Any]:
-        """Return the constructor's arguments that rebuild this app in another process."""
-        keys = super().__reduce_keys__()
-        keys["config_namespace"] = keys.pop("namespace", None)
-        return keys
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in use."""
-        return self._inference.settings
-
-    def handle(self, task_id: str) -> TaskHandle[object]:
-        """Return a handle on a task by its id; nothing is looked up yet."""
-        return self._inference.handle(task_id)
-
-    def status(self, task_id: str) -> TaskRecord:
-        """Look a task up by its id; see ``TaskHandle.status``."""
-        return self._inference.status(task_id)
-
-    def result(self, task_id: str, *, timeout_s: float | None = None) -> object:
-        """Wait for a task's result by its id; see ``TaskHandle.result``."""
-        return self._inference.result(task_id, timeout_s=timeout_s)

@@ -15,9 +15,10 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 
-from inference_tasks.app import Inference, InferenceApp, inference_of
+from inference_tasks.app import Inference, inference_of
 from inference_tasks.cli.screen import Screen
 from inference_tasks.errors import DeploymentError
+from inference_tasks.inference_app import InferenceApp
 
 __all__ = ["Invocation", "app_option", "command_options", "remember_app"]
 

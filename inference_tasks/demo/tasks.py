@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inference_tasks.app import InferenceApp
 from inference_tasks.demo import classifier
 from inference_tasks.demo.recording import Slot, record
+from inference_tasks.inference_app import InferenceApp
 from inference_tasks.signals import slot_freed
 
 __all__ = ["app", "classify"]

@@ -6,14 +6,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from inference_routing.lane import may_serve_reserved
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.worker.claiming import Claiming, Held
 from inference_tasks.worker.demand import Demand, Wish
 from inference_tasks.worker.intake import Delivery, Intake, Unfit
-from inference_tasks.worker.slots import Slots, Ticket
+from inference_tasks.worker.slots import Observer, Slots, Ticket
 
 if TYPE_CHECKING:
     from inference_routing.cost import CostModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inference_tasks.worker.claiming import Claims, Ends
     from inference_tasks.worker.source import Source
 
-__all__ = ["Dispatcher", "Observer"]
+__all__ = ["Dispatcher"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,6 @@ MOST_DEFERRED = 16
 CLAIM_BATCH = 8
 #: Seconds the broker may take for an answer before the connection counts as dead.
 ANSWER_S = 10.0
-
-
-class Observer(Protocol):
-    """Told of each start and end. Times in seconds on the worker's monotonic clock."""
-
-    def started(self, ticket: Ticket) -> None: ...
-    def finished(self, ticket: Ticket, cost_s: float) -> None: ...
 
 
 class Dispatcher:
@@ -100,7 +93,7 @@ class Dispatcher:
         self._deferred: dict[str, Held] = {}
         self._handing: Held | None = None
         self._closing = False
-        self._state_lost = False
+        self.state_lost = False
         source.on_answer = self._on_answer
         source.on_push = self._on_push
 
@@ -108,14 +101,12 @@ class Dispatcher:
     def _source(self) -> Source:
         return self._demand.source
 
-    # -- what the broker says ------------------------------------------------------------------------------------------
-
     def _on_answer(self, queue: str, message: Delivery | None) -> None:
         wish, _, is_void = self._asked.popleft()
         if message is None:
             self._demand.found_empty(wish.key, None if is_void else wish.pick)
             return
-        if is_void or self._closing or self._state_lost:
+        if is_void or self._closing or self.state_lost:
             if wish.pick is not None and not is_void:
                 self._picker.refund(wish.pick)
             self._demand.filled(wish.key)
@@ -127,7 +118,7 @@ class Dispatcher:
         if message is None:
             return
         inside = len(self._arrived) + len(self._held)
-        pick = self._demand.pushed(queue, inside, may_take=not self._closing and not self._state_lost)
+        pick = self._demand.pushed(queue, inside, may_take=not self._closing and not self.state_lost)
         if pick is None:
             self._source.give_back(message)
         else:
@@ -148,8 +139,6 @@ class Dispatcher:
         self._picker.refund(pick)
         return False
 
-    # -- the pump ------------------------------------------------------------------------------------------------------
-
     def pump(self) -> bool:
         """Do what can be done now; true if it should be called again at once."""
         now = self._clock()
@@ -157,7 +146,7 @@ class Dispatcher:
         if arrived and (self.slots.free > held or held <= len(self.slots) or arrived >= CLAIM_BATCH):
             self._claim(now)
         again = self._start(now)
-        if not self._closing and not self._state_lost:
+        if not self._closing and not self.state_lost:
             self._ask(now)
         # Answers that were at hand have come while asking.
         return again or bool(self._arrived and self.slots.free > len(self._held))
@@ -168,7 +157,7 @@ class Dispatcher:
             self._held.extend(self._claiming.admit(arrived, now))
         except StateUnavailableError as exc:
             logger.error("taking no new work until the state can be reached again: %s", exc)
-            self._state_lost = True
+            self.state_lost = True
             self._demand.unsubscribe()
             self._return_held()
 
@@ -185,13 +174,9 @@ class Dispatcher:
         )
 
     def state_is_back(self) -> None:
-        if self._state_lost:
-            self._state_lost = False
+        if self.state_lost:
+            self.state_lost = False
             logger.info("the state can be reached again: taking work")
-
-    @property
-    def state_lost(self) -> bool:
-        return self._state_lost
 
     def _start(self, now: float) -> bool:
         while self._held and self.slots.free:
@@ -321,8 +306,6 @@ class Dispatcher:
             self._asked.extend((wish, now, False) for wish in wishes)
             self._source.ask([wish.key.name for wish in wishes])
 
-    # -- time ----------------------------------------------------------------------------------------------------------
-
     def tick(self) -> None:
         """A few times a second: return what has waited too long.
 
@@ -372,8 +355,6 @@ class Dispatcher:
         """Everything this worker holds a claim on: what runs and what is about to."""
         running = [(ticket.intake, ticket.token) for ticket in self.slots if ticket.token]
         return running + [(held.intake, held.token) for held in (*self._held, *self._deferred.values()) if held.token]
-
-    # -- changes and the end -------------------------------------------------------------------------------------------
 
     def serve(self, queue: str, *, on: bool) -> None:
         """Start or stop serving one queue (remote control)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inference_tasks.worker import seam
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from inference_routing.picker import Pick
     from inference_tasks.worker.intake import Delivery, Intake
 
-__all__ = ["SlotPool", "Slots", "Ticket"]
+__all__ = ["Observer", "SlotPool", "Slots", "Ticket"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +33,13 @@ class Ticket:
     reserved: bool
     held_s: float = 0.0
     job: object | None = field(default=None, repr=False)
+
+
+class Observer(Protocol):
+    """Told of each start and end. Times in seconds on the worker's monotonic clock."""
+
+    def started(self, ticket: Ticket) -> None: ...
+    def finished(self, ticket: Ticket, cost_s: float) -> None: ...
 
 
 class Slots:

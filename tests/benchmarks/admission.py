@@ -24,7 +24,8 @@ from kombu.utils.json import dumps
 from pamqp.commands import Basic
 
 from inference_tasks import QueueFullError
-from inference_tasks.app import InferenceApp, inference_of
+from inference_tasks.app import inference_of
+from inference_tasks.inference_app import InferenceApp
 from tests.benchmarks.harness import Bench, Report, app_for, task_of
 from tests.benchmarks.stock import make_stock
 

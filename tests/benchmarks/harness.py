@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from inference_tasks.app import InferenceApp
+from inference_tasks.inference_app import InferenceApp
 from inference_tasks.task import InferenceTask
 from tests.support.processes import WorkerProcess
 from tests.support.servers import RabbitMQNode, RedisNode

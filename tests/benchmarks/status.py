@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable
 from contextlib import closing
 
-from inference_tasks.app import InferenceApp, inference_of
+from inference_tasks.app import inference_of
+from inference_tasks.inference_app import InferenceApp
 from tests.benchmarks.harness import Bench, Report, app_for, quantile, task_of
 from tests.support.servers import RedisNode
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from inference_tasks.app import InferenceApp
+from inference_tasks.inference_app import InferenceApp
 from inference_tasks.signals import slot_freed, slot_taken
 
 __all__ = ["app", "make_app"]

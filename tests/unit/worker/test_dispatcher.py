@@ -136,8 +136,8 @@ class Bench:
         self.now = 100.0
         self.ready = slots
         # As the ports they stand for: a message here has only what the dispatcher looks at.
-        self.broker: Any = Broker()
-        self.store: Any = Store()
+        self.broker = cast(Any, Broker())
+        self.store = cast(Any, Store())
         self.starts: list[str] = []
         self.running: deque[Ticket] = deque()
         self.buried: list[Unfit] = []
