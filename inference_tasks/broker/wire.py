@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from struct import Struct
 
 from aiormq.abc import ChannelFrame, ConfirmationFrameType
@@ -72,9 +73,11 @@ def _item(value: object) -> bytes:
     if isinstance(value, int):
         if -0x80000000 <= value <= 0x7FFFFFFF:
             return _tagged_int32(b"I", value)
-        return _tagged_int64(b"l", value)
+        # Larger than the widest field of AMQP: sent as text, as whatever else has no field of its own.
+        return _tagged_int64(b"l", value) if -(2**63) <= value < 2**63 else _item(str(value))
     if isinstance(value, float):
-        return _tagged_double(b"d", value)
+        # A broker may close the connection over a field that is no number.
+        return _tagged_double(b"d", value) if isfinite(value) else _item(str(value))
     if isinstance(value, Mapping):
         return b"F" + encode_table(value)
     if isinstance(value, list | tuple):

@@ -29,17 +29,21 @@ from inference_tasks.worker.mailbox import Mailbox
 from inference_tasks.worker.pool_options import PoolRequest, check_pool
 from inference_tasks.worker.processes import Processes
 from inference_tasks.worker.slots import SlotPool, Slots
+from inference_tasks.worker.source import NoSource
 from inference_tasks.worker.steps import TierConsumer
 from inference_tasks.worker.tally import Tally
 
 if TYPE_CHECKING:
     from inference_tasks.state.records import Claimant
+    from inference_tasks.state.store import TaskStore
     from inference_tasks.worker.slots import Ticket
 
 __all__ = ["InferenceConsumer"]
 
 logger = logging.getLogger(__name__)
 
+#: Exit status of a worker that was stopped with tasks running which it could not end.
+EX_CUT_OFF = 1
 TICK_S = 0.1
 DRAIN_S = 2.0
 
@@ -97,7 +101,7 @@ class InferenceConsumer(seam.Consumer):
         self._endings = Endings(self.inference, self._mailbox, self._later, worker=worker)
         costs = CostModel()
         self.dispatcher = Dispatcher(
-            source=_NoSource(),
+            source=NoSource(),
             picker=Picker(policy, served, costs),
             costs=costs,
             claims=self.store,
@@ -366,28 +370,29 @@ class InferenceConsumer(seam.Consumer):
         self._leases.stop()
         if self._solo_heartbeat is not None:
             self._solo_heartbeat.stop()
+        self._release_running(self.store)
+
+    def _release_running(self, store: TaskStore) -> None:
+        """Let what runs here start elsewhere, and take the heartbeat back."""
         cut_off = [(ticket.intake.id, ticket.token) for ticket in self.dispatcher.slots if ticket.token]
         try:
-            self.store.release(cut_off, has_started=True)
-            self.store.leave(self.hostname)
+            store.release(cut_off, has_started=True)
+            store.leave(self.hostname)
         except StateUnavailableError as exc:
             logger.warning("this worker shows until its heartbeat ends: %s", exc)
 
+    def cancel_active_requests(self) -> None:
+        """End what runs, at a cold stop. A thread cannot be ended from outside, so the process ends with it.
 
-class _NoSource:
-    """Before the first connection there is nothing to ask."""
-
-    def ask(self, queues: Sequence[str]) -> None: ...
-    def subscribe(self, queues: Sequence[str]) -> None: ...
-    def unsubscribe(self, queues: Sequence[str]) -> None: ...
-    def give_back(self, message: object) -> None: ...
-    def drain(self) -> None: ...
-    def return_stale(self, now: float | None = None) -> None: ...
-    def close(self) -> None: ...
-    def flush(self, *, acks_can_wait: bool = False) -> None: ...
-
-    on_answer: Any = None
-    on_push: Any = None
+        Called from a signal handler, maybe in the middle of anything: nothing that was in use is touched.
+        """
+        if self._processes is not None:
+            super().cancel_active_requests()
+            return
+        logger.warning("ending at once with %d task(s) running; they start again elsewhere", len(self.dispatcher.slots))
+        self._release_running(self.inference.new_store())
+        logging.shutdown()
+        os._exit(EX_CUT_OFF)
 
 
 def _pool_kind(pool: Any) -> str:

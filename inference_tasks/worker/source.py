@@ -14,7 +14,7 @@ from inference_tasks.worker.stream import Stream
 if TYPE_CHECKING:
     from inference_tasks.worker.intake import Delivery
 
-__all__ = ["AmqpSource", "Source"]
+__all__ = ["AmqpSource", "NoSource", "Source"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,22 @@ class Source(Protocol):
 
     def flush(self, *, acks_can_wait: bool = False) -> None:
         """Send what the calls so far have to say. Acknowledgements may be told to wait for the next flush."""
+
+
+class NoSource:
+    """Before the first connection there is nothing to ask."""
+
+    def ask(self, queues: Sequence[str]) -> None: ...
+    def subscribe(self, queues: Sequence[str]) -> None: ...
+    def unsubscribe(self, queues: Sequence[str]) -> None: ...
+    def give_back(self, message: object) -> None: ...
+    def drain(self) -> None: ...
+    def return_stale(self, now: float | None = None) -> None: ...
+    def close(self) -> None: ...
+    def flush(self, *, acks_can_wait: bool = False) -> None: ...
+
+    on_answer: Any = None
+    on_push: Any = None
 
 
 class _QueueChannel:

@@ -120,10 +120,11 @@ def test_a_message_that_cannot_be_run_is_not_lost_by_a_stop(rig: Rig) -> None:
         dead_letters(app, 1)
 
 
-def test_a_cold_stop_returns_what_was_running(rig: Rig) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_cold_stop_returns_what_was_running(rig: Rig, pool: str) -> None:
     app, gate = rig.app(), rig.gate()
     lease = {"lease_s": 1.0}
-    with rig.worker(name="first", state=lease) as worker:
+    with rig.worker("-P", pool, name="first", state=lease) as worker:
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
         worker.send(signal.SIGQUIT)

@@ -25,7 +25,8 @@ from inference_tasks.broker.wire import BODY_FRAME_BYTES, CHANNEL_NUMBER, encode
 MESSAGE_ID = b"\x10" + b"0123456789abcdef"
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+plain = st.none() | st.booleans() | numbers | texts
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4))
 
 
@@ -38,6 +39,12 @@ def frames(encoded: Encoded) -> list[Any]:
         read.append(frame)
         data = data[size:]
     return read
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**30, float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_no_field_can_hold_is_sent_as_text(value: float) -> None:
+    _, read = pamqp.decode.field_table(encode_table({"n": value}))
+    assert read == {"n": str(value)}
 
 
 @given(st.dictionaries(texts, values, max_size=6))
