@@ -53,6 +53,7 @@ class Held:
     token: int = 0
     attempts: int = 0
     taken: bool = False
+    is_ahead: bool = False  # no slot was free for it when it was claimed
 
     @property
     def key(self) -> QueueKey:

@@ -42,8 +42,7 @@ __all__ = ["InferenceConsumer"]
 
 logger = logging.getLogger(__name__)
 
-#: Exit status of a worker that was stopped with tasks running which it could not end.
-EX_CUT_OFF = 1
+EX_CUT_OFF = 1  # exit status of a worker stopped with tasks running that it could not end
 TICK_S = 0.1
 DRAIN_S = 2.0
 
@@ -95,7 +94,9 @@ class InferenceConsumer(seam.Consumer):
         keys = [QueueKey(queue.tier, queue.lane, queue.name) for queue in topology.queues if queue.tier is not None]
         served = [key for key in keys if key.tier in settings.worker.tiers]
         slots = Slots(self._ready, settings.worker.reserve)
-        wrapped = SlotPool(pool, take=self._take, free=self._free, crashed=self._crashed)
+        wrapped = SlotPool(
+            pool, take=lambda task_id: self.dispatcher.take(task_id), free=self._free, crashed=self._crashed
+        )
         self.store = self.inference.store
         worker = kwargs.get("hostname") or ""
         self._endings = Endings(self.inference, self._mailbox, self._later, worker=worker)
@@ -138,9 +139,6 @@ class InferenceConsumer(seam.Consumer):
         if self._processes is not None:
             return self._processes.ready
         return int(self._raw_pool.num_processes or 1)
-
-    def _take(self, task_id: str) -> Ticket:
-        return self.dispatcher.take(task_id)
 
     def _free(self, ticket: Ticket) -> None:
         self._mailbox.post(partial(self.dispatcher.free, ticket, monotonic()))
@@ -241,7 +239,8 @@ class InferenceConsumer(seam.Consumer):
         except TimeoutError as exc:
             raise seam.RecoverableConnectionError(str(exc)) from exc
         if self.dispatcher.state_lost and self._reachable:
-            self.dispatcher.state_is_back()
+            self._reachable = False
+            self._leases.hurry()  # the next renewal tells when the state is back
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         # The poll that follows may already have its time-out: wake it, so that the new timer is seen.
@@ -303,9 +302,10 @@ class InferenceConsumer(seam.Consumer):
         )
 
     def _state_seen(self, reachable: bool) -> None:
-        self._reachable = reachable
         if reachable and self.dispatcher.state_lost:
-            self.dispatcher.state_is_back()
+            self.dispatcher.state_lost = False
+            logger.info("the state can be reached again: taking work")
+        self._reachable = reachable
 
     # -- losing the connection, and the end ----------------------------------------------------------------------------
 

@@ -114,9 +114,7 @@ class Dispatcher:
             return
         self._arrived.append((message, self._demand.found(wish.key, wish.pick)))
 
-    def _on_push(self, queue: str, message: Delivery | None) -> None:
-        if message is None:
-            return
+    def _on_push(self, queue: str, message: Delivery) -> None:
         inside = len(self._arrived) + len(self._held)
         pick = self._demand.pushed(queue, inside, may_take=not self._closing and not self.state_lost)
         if pick is None:
@@ -127,17 +125,13 @@ class Dispatcher:
     def queue_lost(self, queue: str) -> None:
         """What was held of this queue went back to it with its channel."""
         key = self._demand.key(queue)
-        self._arrived = [entry for entry in self._arrived if self._keep(entry[1], key)]
+        for pick in [pick for _, pick in self._arrived if pick.key == key]:
+            self._picker.refund(pick)
+        self._arrived = [entry for entry in self._arrived if entry[1].key != key]
         gone = [held for held in self._held if held.key == key]
         self._held = deque(held for held in self._held if held.key != key)
         self._claiming.forget(gone)
         self._demand.missing(queue)
-
-    def _keep(self, pick: Pick, lost: QueueKey) -> bool:
-        if pick.key != lost:
-            return True
-        self._picker.refund(pick)
-        return False
 
     def pump(self) -> bool:
         """Do what can be done now; true if it should be called again at once."""
@@ -148,13 +142,15 @@ class Dispatcher:
         again = self._start(now)
         if not self._closing and not self.state_lost:
             self._ask(now)
-        # Answers that were at hand have come while asking.
-        return again or bool(self._arrived and self.slots.free > len(self._held))
+        return again or bool(self._arrived and self.slots.free > len(self._held))  # came while asking
 
     def _claim(self, now: float) -> None:
         arrived, self._arrived = self._arrived, []
         try:
-            self._held.extend(self._claiming.admit(arrived, now))
+            room = self.slots.free - len(self._held)
+            for place, held in enumerate(self._claiming.admit(arrived, now)):
+                held.is_ahead = place >= room
+                self._held.append(held)
         except StateUnavailableError as exc:
             logger.error("taking no new work until the state can be reached again: %s", exc)
             self.state_lost = True
@@ -173,15 +169,14 @@ class Dispatcher:
             or any(held.intake.id == task_id for held in self._held)
         )
 
-    def state_is_back(self) -> None:
-        if self.state_lost:
-            self.state_lost = False
-            logger.info("the state can be reached again: taking work")
-
     def _start(self, now: float) -> bool:
         while self._held and self.slots.free:
             held = self._startable()
             if held is None:
+                return False
+            if held.is_ahead and self._clock() - held.arrived_s > self.hold_s:
+                self._held.appendleft(held)
+                self._return_all()
                 return False
             self._hand_over(held)
             if self._one_at_a_time:
@@ -326,8 +321,13 @@ class Dispatcher:
         now = self._clock() if now is None else now
         if not self._held or now - self._held[0].arrived_s <= self.hold_s or self._startable(take=False) is not None:
             return
-        # All of it, also what is on its way: the picks are then made again in the same order. Were only the overdue
-        # ones returned, those behind them would start before their turn.
+        self._return_all()
+
+    def _return_all(self) -> None:
+        """Return what is held and what is on its way: the picks are then made again in the same order.
+
+        Were only the overdue ones returned, those behind them would start before their turn.
+        """
         self._demand.overdue(len(self._held))
         self._return_held()
         self._return_arrived()

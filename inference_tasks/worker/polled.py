@@ -22,7 +22,7 @@ from inference_tasks.worker import seam
 
 if TYPE_CHECKING:
     from inference_tasks.worker.intake import Delivery
-    from inference_tasks.worker.source import Answer
+    from inference_tasks.worker.source import Answer, Push
 
 __all__ = ["EmbeddedSource"]
 
@@ -73,7 +73,7 @@ class EmbeddedSource:
         self._is_closed = False
         self._keeper = _Keeper(url, self.consumer)
         self.on_answer: Answer = lambda queue, message: None
-        self.on_push: Answer = lambda queue, message: None
+        self.on_push: Push = lambda queue, message: None
 
     def _load(self, name: str) -> str:
         script = load_broker_script(name)

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 KEPT_TAGS = 32
 
 Answer = Callable[[str, "Delivery | None"], None]
+Push = Callable[[str, "Delivery"], None]
 
 
 class Source(Protocol):
@@ -32,7 +33,7 @@ class Source(Protocol):
     """
 
     on_answer: Answer
-    on_push: Answer
+    on_push: Push
 
     def ask(self, queues: Sequence[str]) -> None:
         """Ask for one message of each named queue, in this order."""
@@ -186,7 +187,7 @@ class AmqpSource:
         self._channels: dict[str, _QueueChannel] = {}
         self._order: deque[list[Any]] = deque()
         self.on_answer: Answer = lambda queue, message: None
-        self.on_push: Answer = lambda queue, message: None
+        self.on_push: Push = lambda queue, message: None
         self.on_lost = on_lost
 
     def message(self, raw: Any) -> Any:

@@ -333,7 +333,7 @@ def test_without_state_everything_goes_back_and_nothing_starts_until_it_is_there
     assert len(bench.broker.queues["batch"]) == 5
     assert not bench.broker.subscribed
     bench.store.away = False
-    bench.dispatcher.state_is_back()
+    bench.dispatcher.state_lost = False
     bench.settle()
     assert bench.starts == ["batch", "batch"]
 
