@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import WorkerBeat
 from inference_tasks.worker import seam
 from inference_tasks.worker.dead import as_text
-from inference_tasks.worker.dispatcher import Dispatcher
+from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
 from inference_tasks.worker.endings import Endings
 from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
@@ -166,14 +166,13 @@ class InferenceConsumer(seam.Consumer):
             self._overflow.append(request)
 
     def _deliver(self, message: Any) -> None:
-        handler = self.task_consumer.on_message
-        if self._solo_heartbeat is None:
-            handler(message)
-            return
-        with self._solo_heartbeat:
-            handler(message)
+        with self._solo_heartbeat or nullcontext():
+            self.task_consumer.on_message(message)
 
     # -- the event loop ------------------------------------------------------------------------------------------------
+
+    def ensure_connected(self, conn: Any) -> Any:
+        return seam.bound(super().ensure_connected(conn), ANSWER_S)
 
     def attach(self) -> None:
         """A connection is up: declare the topology, and read from this connection from now on."""
@@ -331,7 +330,7 @@ class InferenceConsumer(seam.Consumer):
 
     @property
     def _is_stopping(self) -> bool:
-        return bool(self.blueprint.state != seam.RUN or self.controller.blueprint.state != seam.RUN)
+        return any(one.blueprint.state != seam.RUN for one in (self, self.controller))
 
     def _let_jobs_reach_the_pool(self) -> None:
         """Turn the loop until every job handed over has been taken by a process.

@@ -37,6 +37,7 @@ __all__ = [
     "SoloHeartbeat",
     "Tasks",
     "accepted_content",
+    "bound",
     "collect",
     "is_lost_child",
     "nack",
@@ -202,6 +203,22 @@ def read_by_hand(hub: Any, connection: Any, callback: Callable[[], None]) -> Non
     """Let ``callback`` read the connection's socket. kombu's own reader takes one frame per turn of the loop."""
     sock = connection.connection.sock
     hub.add_reader(sock, callback)
+
+
+def bound(connection: Any, seconds: float) -> Any:
+    """Give every blocking read and write of the connection an end, and return it.
+
+    Opening a channel waits for the broker inside py-amqp, without a time-out of its own: a frozen peer would hang the
+    worker there, and its heartbeats with it. Reads that do not block are not touched.
+    """
+    raw = connection.connection
+    sock = getattr(raw, "sock", None)
+    if isinstance(sock, socket.socket):
+        limit = pack("ll", int(seconds), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        raw.transport.raise_on_initial_eintr = True
+    return connection
 
 
 def collect(connection: Any) -> None:
