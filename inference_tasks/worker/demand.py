@@ -277,7 +277,8 @@ class Demand:
         wanted = {
             key.name
             for key in (self._all if lower else self._reserved)
-            if idle or key.lane == FRESH or now - self._empty.get(key, 0.0) >= LANES_S
+            if self._empty.get(key, now) <= now  # else it is missing, and left alone for a while
+            and (idle or key.lane == FRESH or now - self._empty.get(key, 0.0) >= LANES_S)
         }
         stale = [name for name in self._subscribed if name not in wanted and self._keys[name].lane == FRESH]
         if stale:

@@ -324,11 +324,9 @@ class Dispatcher:
         self._return_all()
 
     def _return_all(self) -> None:
-        """Return what is held and what is on its way: the picks are then made again in the same order.
-
-        Were only the overdue ones returned, those behind them would start before their turn.
-        """
+        """Return all: were only the overdue ones returned, those behind them would start before their turn."""
         self._demand.overdue(len(self._held))
+        self._source.return_stale()
         self._return_held()
         self._return_arrived()
         self._void_asked()

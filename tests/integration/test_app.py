@@ -133,7 +133,7 @@ def test_a_chain_remembers_the_tier_that_it_was_started_with(app: InferenceApp) 
 def test_an_adopted_app_submits_like_one_of_ours(amqp_url: str, redis_url: str, namespace: str) -> None:
     app = Celery("theirs", broker=amqp_url, backend=redis_url, set_as_current=False)
 
-    @app.task(name="add")
+    @app.task(name="add", shared=False)
     def add(x: int, y: int) -> int:
         return x + y
 

@@ -14,6 +14,7 @@ from inference_routing.picker import Picker
 from inference_routing.policy import default_policy
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import Claim, Claimant, Verdict
+from inference_tasks.worker.demand import MISSING_S
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
 from inference_tasks.worker.intake import Intake, Unfit
 from inference_tasks.worker.slots import Slots, Ticket
@@ -379,3 +380,15 @@ def test_a_lost_connection_keeps_what_runs_and_forgets_the_rest() -> None:
     before = len(bench.starts)
     bench.run(0.001)
     assert len(bench.starts) > before
+
+
+def test_a_missing_queue_is_left_alone_for_a_while() -> None:
+    bench = Bench(1)
+    bench.settle()
+    bench.broker.subscribed.discard("batch")  # its channel is gone
+    bench.dispatcher.queue_lost("batch")
+    bench.settle()
+    assert bench.broker.subscribed == {"realtime", "offline"}
+    bench.now += MISSING_S + 0.1
+    bench.dispatcher.tick()
+    assert bench.broker.subscribed == set(TIERS)
