@@ -140,7 +140,8 @@ class Dispatcher:
         if arrived and (self.slots.free > held or held <= len(self.slots) or arrived >= CLAIM_BATCH):
             self._claim(now)
         again = self._start(now)
-        if not self._closing and not self.state_lost:
+        # What is still on its way and void must be back at its place before what lies behind it is asked for.
+        if not self._closing and not self.state_lost and not (self._asked and self._asked[0][2]):
             self._ask(now)
         return again or bool(self._arrived and self.slots.free > len(self._held))  # came while asking
 
