@@ -54,6 +54,7 @@ class Held:
     attempts: int = 0
     taken: bool = False
     is_ahead: bool = False  # no slot was free for it when it was claimed
+    is_charged: bool = True  # its pick is open; no more once Celery keeps it for later
 
     @property
     def key(self) -> QueueKey:
@@ -161,7 +162,8 @@ class Claiming:
     def forget(self, helds: Sequence[Held]) -> None:
         """Give back the claims of messages that the broker has already."""
         for held in helds:
-            self._picker.refund(held.pick)
+            if held.is_charged:
+                self._picker.refund(held.pick)
         self.release([(held.intake.id, held.token) for held in helds])
 
     def release(self, claims: Sequence[tuple[str, int]]) -> None:

@@ -217,6 +217,7 @@ class Dispatcher:
         if held.message.acknowledged:
             return
         # Celery keeps it for later: a rate limit, or an ETA. It takes a slot when it comes to the pool.
+        held.is_charged = False
         self._deferred[held.intake.id] = held
 
     def _unfit(self, held: Held, exc: Exception) -> None:

@@ -97,7 +97,6 @@ def test_messages_that_are_pushed_while_the_worker_ends_are_not_lost(rig: Rig) -
     assert len(rig.history.of("start")) == states["success"]
 
 
-@pytest.mark.xfail(strict=False, reason="known fault: the claims of some rate-limited tasks end only with their lease")
 def test_what_waits_for_a_rate_limit_goes_back(rig: Rig) -> None:
     app = rig.app()
     with rig.worker() as worker:
