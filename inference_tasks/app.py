@@ -60,12 +60,15 @@ class Inference:
         celery_app: the app.
         inference: the decorator that turns a function into a task with a tier.
         model: the decorator that turns a loading function into a model handle.
+        is_rebuilt: whether Celery made the app in a new process, as a copy of the parent's; nothing is declared on it.
     """
 
     def __init__(self, celery_app: Celery) -> None:
         self.celery_app = celery_app
         self.inference = InferenceDecorator(celery_app)
         self.model = ModelDecorator()
+        # Celery rebuilds an app in a spawned process from what it was made of; no other app has this class of ours yet.
+        self.is_rebuilt = celery_app.amqp_cls == AMQP_CLASS
         self._settings: Settings | None = None
         _every_inference.add(self)
 
@@ -305,13 +308,17 @@ def record_backend(app: Celery, url: str | None = None) -> RecordBackend:
 
 
 def inferences_named_like(celery_app: Celery) -> list[Inference]:
-    """Return the app's own, and those of other instances of the same app in this process.
+    """Return the app's own, and for an app that Celery rebuilt those of the apps that it is a copy of.
 
     In a process that was started anew (``spawn``) there are two: the one Celery rebuilt, and the one that the user's
-    module made, which the models are registered with.
+    module made, which the models are registered with. Nothing but its name tells that one; any other app in the process
+    that merely has the name of this one, or none as this one, is not meant.
     """
     own = inference_of(celery_app)
-    return [own, *(one for one in list(_every_inference) if one is not own and one.celery_app.main == celery_app.main)]
+    if not own.is_rebuilt:
+        return [own]
+    originals = [one for one in list(_every_inference) if not one.is_rebuilt and one.celery_app.main == celery_app.main]
+    return [own, *originals]
 
 
 class _Records:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from celery import Celery
 
-from inference_tasks import CallerError, InferenceApp, ModelLoadError
+from inference_tasks import CallerError, InferenceApp, ModelLoadError, adopt
 from inference_tasks.models import load_all
 
 
@@ -69,6 +71,45 @@ def test_warmups_run_in_order_right_after_loading(app: InferenceApp) -> None:
     load_all(app)
     assert seen == ["load", "first session", "second session"]
     assert load.name == "resnet"
+
+
+@pytest.mark.parametrize("name", ["models-of-a-test", None])
+def test_an_app_loads_no_models_of_another_app_that_has_its_name(name: str | None) -> None:
+    mine, other = (InferenceApp(name, broker="amqp://nowhere", set_as_current=False) for _ in range(2))
+    loads: list[str] = []
+
+    @mine.model
+    def net() -> str:
+        loads.append("mine")
+        return "mine"
+
+    @other.model(name="net")
+    def _() -> str:
+        loads.append("another's")
+        return "another's"
+
+    load_all(mine)
+    assert loads == ["mine"]
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_an_app_that_celery_rebuilt_in_a_new_process_loads_the_models_that_its_module_declared(
+    is_adopted: bool, namespace: str
+) -> None:
+    app = (
+        Celery(namespace, broker="amqp://nowhere", set_as_current=False)
+        if is_adopted
+        else InferenceApp(namespace, broker="amqp://nowhere", set_as_current=False)
+    )
+    loads: list[str] = []
+
+    @adopt(app).model
+    def net() -> str:
+        loads.append("net")
+        return "net"
+
+    load_all(pickle.loads(pickle.dumps(app)))
+    assert loads == ["net"]
 
 
 def test_a_failure_names_the_model_and_the_step_and_the_next_call_tries_again(app: InferenceApp) -> None:
