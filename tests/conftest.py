@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.history import History
+from tests.support.isolation import process_as_it_was
 from tests.support.proxy import FaultProxy
 from tests.support.rabbitmq4 import rabbitmq4_node
 from tests.support.servers import MissingServerError, Node, RabbitMQNode, RedisNode
@@ -59,6 +60,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 counts.update(kind for kind in KINDS if kind in report.keywords)
     shown = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
     terminalreporter.write_line(f"tests by kind: {shown or 'none'}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _process_after_the_module_as_before() -> Iterator[None]:
+    with process_as_it_was():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _process_after_the_test_as_before(_process_after_the_module_as_before: None) -> Iterator[None]:
+    with process_as_it_was():
+        yield
 
 
 @pytest.fixture

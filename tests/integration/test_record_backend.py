@@ -326,7 +326,7 @@ def logged(logger: logging.Logger) -> Iterator[threading.Event]:
     handler = logging.Handler()
     handler.emit = lambda record: heard.set()  # type: ignore[method-assign]
     level = logger.level
-    logger.setLevel(logging.WARNING)  # a worker in this process may have silenced the root
+    logger.setLevel(logging.WARNING)  # the worker in this process has silenced the root
     logger.addHandler(handler)
     try:
         yield heard
