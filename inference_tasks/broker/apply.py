@@ -13,8 +13,8 @@ reaches one queue, never none and never two. (Not: bind the new, then unbind the
 twice, and a submit that the old, full queue refuses is nevertheless stored in the new one.)
 
 The stand-in of a tier's queue is another lane of the tier that has no bound, so workers go on serving the tier: they
-know no queue of another name. What was accepted is thus never refused by a smaller bound. Only the dead letters, which
-have no such lane, wait in a queue of their own and are moved back.
+know no queue of another name. What was accepted is thus never refused by a smaller bound. Only the queues without a
+tier, such as the dead letters', have no such lane: their messages wait in a queue of their own and are moved back.
 
 The old queue is deleted once it has neither ready messages nor any that a worker holds: a task that runs would be lost
 with its worker. Only the management API tells how many are held, some seconds late, and quorum queues refuse "delete if
@@ -30,7 +30,17 @@ from time import monotonic
 from typing import Literal, cast
 
 from inference_routing.lane import AGED, FRESH, RETURNED
-from inference_routing.topology import DEAD, BindingSpec, Difference, ExchangeSpec, PolicySpec, QueueSpec, Topology
+from inference_routing.topology import (
+    DEAD,
+    DROPPED,
+    MAINTENANCE,
+    BindingSpec,
+    Difference,
+    ExchangeSpec,
+    PolicySpec,
+    QueueSpec,
+    Topology,
+)
 from inference_tasks.broker.in_effect import Policies, by_queue, definition_needed
 from inference_tasks.broker.management import Management
 from inference_tasks.broker.moving import move
@@ -59,7 +69,7 @@ _STAND_IN_LANES = {FRESH: RETURNED, RETURNED: AGED, AGED: RETURNED}
 
 # Queues of one round are replaced together, because each waits for what workers hold; no queue is in one round with its
 # stand-in.
-_ROUNDS = ((FRESH, DEAD), (RETURNED,), (AGED,))
+_ROUNDS = ((FRESH, DEAD, DROPPED, MAINTENANCE), (RETURNED,), (AGED,))
 
 _TEXTS: Mapping[Step, str] = {
     "created": "was missing and is declared",
@@ -234,7 +244,7 @@ class _Application:
     def _is_begun(self, queue: QueueSpec) -> bool:
         # The first thing that is made and the last that is deleted.
         return self._session.exists_exchange(_otherwise(queue)) or (
-            queue.lane == DEAD and self._session.exists_queue(self._stand_in(queue))
+            queue.tier is None and self._session.exists_queue(self._stand_in(queue))
         )
 
     def _stand_in(self, queue: QueueSpec) -> str:

@@ -12,6 +12,12 @@ from inference_routing.tier import Tier
 DEAD: Final = "dead"
 """Lane of the dead-letter queue, which belongs to no tier."""
 
+DROPPED: Final = "dropped"
+"""Lane of the queue that takes what full ``drop-head`` queues drop, so that it can be told; it belongs to no tier."""
+
+MAINTENANCE: Final = "maintenance"
+"""Lane of the queue of the maintenance worker's own tasks, which belongs to no tier: never stuck behind the tiers."""
+
 DELAY: Final = "delay"
 """Lane of the queues that hold parked messages, which belong to no tier."""
 
@@ -67,8 +73,8 @@ class QueueSpec:
         name: Name of the queue, which is also the routing key that leads to it.
         durable: Always true: no work of ours lives in a queue that a restart of the broker empties.
         arguments: ``{argument: value}`` as declared; treat it as read-only.
-        lane: ``fresh``, ``returned``, ``aged``, `DEAD` or `DELAY`.
-        tier: Tier that the queue's work is charged to; None for `DEAD` and `DELAY`.
+        lane: ``fresh``, ``returned``, ``aged``, or that of a queue without a tier.
+        tier: Tier that the queue's work is charged to; None for `DEAD`, `DROPPED`, `MAINTENANCE` and `DELAY`.
     """
 
     name: str
@@ -128,7 +134,7 @@ class Topology:
 
     Attributes:
         exchange: The topic exchange of the namespace: publishes and dead letters go through it.
-        queues: Every lane of every tier, the highest tier first, then the dead-letter queue.
+        queues: Every lane of every tier, the highest tier first, then the queues without a tier.
         bindings: From the exchange to these queues.
         delay_prefix: Prefix of the delay exchanges and queues (kombu's setting).
         delay: Where parked messages wait.
@@ -153,10 +159,23 @@ class Topology:
                 return queue
         raise KeyError((tier, lane))
 
+    def _without_tier(self, lane: str) -> QueueSpec:
+        return next(queue for queue in self.queues if queue.tier is None and queue.lane == lane)
+
     @property
     def dead(self) -> QueueSpec:
         """The dead-letter queue."""
-        return self.queues[-1]
+        return self._without_tier(DEAD)
+
+    @property
+    def dropped(self) -> QueueSpec:
+        """Where full ``drop-head`` queues drop to."""
+        return self._without_tier(DROPPED)
+
+    @property
+    def maintenance(self) -> QueueSpec:
+        """The queue of the maintenance worker."""
+        return self._without_tier(MAINTENANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +250,10 @@ def build_topology(
                 definition = {argument.removeprefix("x-"): wanted[argument] for argument in sorted(by_policy)}
                 policies.append(PolicySpec(name, f"^{re.escape(name)}$", definition))
     dead_type: QueueType = "quorum" if "quorum" in types.values() else "classic"
-    dead_name = f"{namespace}.{DEAD}"
-    queues.append(QueueSpec(dead_name, True, _arguments_of_type(dead_type), DEAD, None))
+    queues.extend(
+        QueueSpec(f"{namespace}.{lane}", True, _arguments_of_type(dead_type), lane, None)
+        for lane in (DEAD, DROPPED, MAINTENANCE)
+    )
     return Topology(
         exchange=ExchangeSpec(namespace),
         queues=tuple(queues),
@@ -282,6 +303,9 @@ def _wanted_arguments(
     arguments = _arguments_of_type(queue_type)
     arguments["x-dead-letter-exchange"] = namespace
     arguments["x-dead-letter-routing-key"] = f"{namespace}.{DEAD}"
+    if lane == FRESH and tier.overflow == "drop-head":
+        # Apart from the dead letters: a burst that drops a million must not bury the failures of a day.
+        arguments["x-dead-letter-routing-key"] = f"{namespace}.{DROPPED}"
     if lane == FRESH:
         arguments["x-max-length"] = tier.bound
         arguments["x-overflow"] = tier.overflow

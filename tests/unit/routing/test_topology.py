@@ -50,10 +50,12 @@ def test_every_tier_has_its_three_lanes_and_all_share_one_dead_letter_queue() ->
         "inference.realtime", "inference.realtime.returned", "inference.realtime.aged",
         "inference.batch", "inference.batch.returned", "inference.batch.aged",
         "inference.offline", "inference.offline.returned", "inference.offline.aged",
-        "inference.dead",
+        "inference.dead", "inference.dropped", "inference.maintenance",
     ]  # fmt: skip
     assert (topology.exchange.name, topology.exchange.type, topology.exchange.durable) == ("inference", "topic", True)
     assert topology.dead.name == "inference.dead"
+    assert topology.dropped.name == "inference.dropped"
+    assert topology.maintenance.name == "inference.maintenance"
     assert topology.queue("batch").name == "inference.batch"
     with pytest.raises(KeyError):
         topology.queue("batch", "stale")
@@ -79,10 +81,20 @@ def test_only_fresh_lanes_are_bounded() -> None:
         "x-overflow": "reject-publish",
     }
     assert arguments(topology, "offline", "fresh")["x-overflow"] == "drop-head"
+    for queue in (topology.dead, topology.dropped, topology.maintenance):
+        assert dict(queue.arguments) == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
     for queue in topology.queues:
         assert ("x-max-length" in queue.arguments) == (queue.lane == "fresh")
         assert ("x-overflow" in queue.arguments) == (queue.lane == "fresh")
-    assert dict(topology.dead.arguments) == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+
+
+def test_only_what_a_drop_head_queue_drops_goes_elsewhere_than_to_the_dead_letters() -> None:
+    policy = default_policy()
+    policy = replace(policy, tiers=(*policy.tiers[:2], replace(policy.tiers[2], overflow="drop-head")))
+    keys = {queue.name: queue.arguments.get("x-dead-letter-routing-key") for queue in build_topology(policy).queues}
+    assert keys.pop("inference.offline") == "inference.dropped"
+    assert {keys.pop(name) for name in ("inference.dead", "inference.dropped", "inference.maintenance")} == {None}
+    assert set(keys.values()) == {"inference.dead"}
 
 
 @pytest.mark.parametrize("topology", ALL_SORTS)
@@ -136,7 +148,11 @@ def test_a_namespace_that_would_break_routing_is_refused(namespace: str) -> None
         build_topology(default_policy(), namespace)
 
 
-@given(st.lists(st.sampled_from(["realtime", "returned", "batch", "dead", "a"]), min_size=1, max_size=4).map(".".join))
+@given(
+    st.lists(st.sampled_from(["realtime", "returned", "batch", "dead", "dropped", "a"]), min_size=1, max_size=4).map(
+        ".".join
+    )
+)
 def test_no_routing_key_is_a_suffix_of_another(namespace: str) -> None:
     keys = [tuple(queue.name.split(".")) for queue in build_topology(default_policy(), namespace).queues]
     for one, other in itertools.permutations(keys, 2):
