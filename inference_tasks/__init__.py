@@ -1,5 +1,6 @@
 """Three service classes for GPU inference on Celery and RabbitMQ: the public names."""
 
+from inference_routing.backoff import Backoff
 from inference_tasks.app import Inference, adopt
 from inference_tasks.errors import (
     BrokerUnavailableError,
@@ -12,13 +13,16 @@ from inference_tasks.errors import (
     MessageTooLargeError,
     ModelLoadError,
     OutcomeUnknownError,
+    PermanentError,
     PoolOptionError,
     QueueFullError,
     ResultTimeoutError,
+    RetryAfter,
     SettingsError,
     StateUnavailableError,
     TaskFailedError,
     TaskNotFoundError,
+    TemporaryError,
     TopologyMismatchError,
     UnknownOptionError,
     UnknownTierError,
@@ -42,6 +46,11 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "Submitter",
     "Call",
     "Model",
+    # for tasks that fail
+    "TemporaryError",
+    "RetryAfter",
+    "PermanentError",
+    "Backoff",
     # what a submit returns
     "TaskHandle",
     "TaskRecord",

@@ -3,6 +3,7 @@
 ``CallerError``: the caller must change what it asked for. ``BusyError``: the caller may ask again after
 ``retry_after_s``. ``DeploymentError``: somebody must change a server, a setting or an installation. ``BugError``:
 a mistake in this package. ``TaskFailedError`` stands beside the families: the request was served, the task failed.
+``TemporaryError``, ``RetryAfter`` and ``PermanentError`` are for tasks to raise.
 
 The data is in the attributes; the message says what was expected, what was found and what to do.
 """
@@ -16,28 +17,36 @@ from typing import Any
 from inference_routing.tier import UnknownTierError as CoreUnknownTierError
 
 __all__ = [
+    "LONGEST_DELAY_S",
     "BrokerUnavailableError",
     "BugError",
     "BusyError",
     "CallerError",
+    "DeadLettersBusyError",
     "DeploymentError",
     "InferenceError",
     "InvalidArgumentsError",
     "MessageTooLargeError",
     "ModelLoadError",
     "OutcomeUnknownError",
+    "PermanentError",
     "PoolOptionError",
     "QueueFullError",
     "ResultTimeoutError",
+    "RetryAfter",
     "SettingsError",
     "StateUnavailableError",
     "TaskFailedError",
     "TaskNotFoundError",
+    "TemporaryError",
     "TopologyMismatchError",
     "UnknownOptionError",
     "UnknownTierError",
     "nearest",
 ]
+
+#: What the 28 levels of the broker's delay queues can hold.
+LONGEST_DELAY_S = 2**28 - 1
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -240,6 +249,51 @@ class TaskFailedError(InferenceError):
         self.state = state
         self.error_type = error_type
         self.error_message = error_message
+
+
+# For tasks to raise.
+
+
+class TemporaryError(InferenceError):
+    """The task failed for a reason that may pass: it is tried again, later each time, until ``max_attempts``."""
+
+
+class RetryAfter(TemporaryError):  # noqa: N818  # reads as what it asks for: raise RetryAfter(30)
+    """The task shall be tried again after this many seconds, not after those of its own back-off.
+
+    Attributes:
+        delay_s: how long to wait; below zero counts as zero.
+    """
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        """Ask for a delay.
+
+        Raises:
+            CallerError: it is no number, or longer than the broker can keep a message.
+        """
+        found: object = seconds
+        if isinstance(found, bool) or not isinstance(found, int | float) or not found <= LONGEST_DELAY_S:
+            raise CallerError(
+                f"RetryAfter: expected a number of seconds up to {LONGEST_DELAY_S}, found {seconds!r:.80}."
+            )
+        self.delay_s = max(0.0, float(seconds))
+        super().__init__(reason or f"to be tried again in {self.delay_s:g} s")
+
+
+class PermanentError(InferenceError):
+    """The task failed and would fail again: it is not retried, whatever its ``retry_on`` says."""
+
+
+class DeadLettersBusyError(BusyError):
+    """Another process reads the dead letters; two at a time would hide them from each other."""
+
+    def __init__(self, name: str, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(
+            f"Another process reads the dead letters and holds {name!r}: a replay, a drop or the maintenance worker. "
+            f"Nothing was changed; try again in {retry_after_s:g} s, or end that process.",
+            retry_after_s=retry_after_s,
+        )
+        self.name = name
 
 
 # Somebody must change the deployment.

@@ -17,7 +17,7 @@ from inference_tasks.state.records import TaskRecord
 
 __all__ = ["InferenceApp"]
 
-_SECTIONS = ("broker", "state", "worker", "tiers", "default_tier", "namespace")
+_SECTIONS = ("broker", "state", "worker", "retry", "tiers", "default_tier", "namespace")
 _CELERY_PARAMETERS = tuple(
     name
     for name, parameter in inspect.signature(Celery.__init__).parameters.items()
@@ -38,6 +38,7 @@ class InferenceApp(Celery):
         broker: str | Mapping[str, object] | None = None,
         state: str | Mapping[str, object] | None = None,
         worker: Mapping[str, object] | None = None,
+        retry: Mapping[str, object] | None = None,
         tiers: Mapping[str, Mapping[str, object]] | None = None,
         default_tier: str | None = None,
         namespace: str | None = None,
@@ -51,6 +52,7 @@ class InferenceApp(Celery):
             broker: the settings of section ``broker``, or its URL alone.
             state: the settings of section ``state``, or its URL alone.
             worker: the settings of section ``worker``.
+            retry: the settings of section ``retry``.
             tiers: {tier: its settings}.
             default_tier: tier of tasks that name none.
             namespace: first part of the names of exchange and queues.
@@ -68,6 +70,7 @@ class InferenceApp(Celery):
             "broker": {"url": broker} if isinstance(broker, str) else broker,
             "state": {"url": state} if isinstance(state, str) else state,
             "worker": worker,
+            "retry": retry,
             "tiers": tiers,
             "default_tier": default_tier,
             "namespace": namespace,

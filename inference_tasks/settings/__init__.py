@@ -2,20 +2,21 @@
 
 from inference_tasks.settings.document import settings_document
 from inference_tasks.settings.reading import CONFIG_VARIABLE, find_file, load_settings
-from inference_tasks.settings.tree import (
+from inference_tasks.settings.sections import (
     BrokerSettings,
-    SettingRow,
-    Settings,
+    RetrySettings,
     StateSettings,
     TierSettings,
     TiersSettings,
     WorkerSettings,
     masked,
 )
+from inference_tasks.settings.tree import SettingRow, Settings
 
 __all__ = [
     "CONFIG_VARIABLE",
     "BrokerSettings",
+    "RetrySettings",
     "SettingRow",
     "Settings",
     "StateSettings",

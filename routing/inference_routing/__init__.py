@@ -1,6 +1,7 @@
 """Decides which work runs next: no IO, no clock, no environment; time and measurements are arguments."""
 
 from inference_routing.admission import Admission, Admitted, Rejected, retry_after_s
+from inference_routing.backoff import Backoff
 from inference_routing.cost import CostModel
 from inference_routing.floor import effective_shares
 from inference_routing.lane import AGED, FRESH, LANE_NAMES, RETURNED, QueueKey, may_serve_reserved, reserved_queues
@@ -30,6 +31,8 @@ __all__ = [  # noqa: RUF022
     "Picker", "Pick", "ClosedPickError",
     # What a submit is answered.
     "Admission", "Admitted", "Rejected", "retry_after_s",
+    # When a failed task is tried again.
+    "Backoff",
     # What the broker holds.
     "Topology", "ExchangeSpec", "QueueSpec", "BindingSpec", "PolicySpec", "Difference", "build_topology", "differences",
 ]  # fmt: skip

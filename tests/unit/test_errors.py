@@ -26,12 +26,15 @@ EXAMPLES: list[errors.InferenceError] = [
     errors.PoolOptionError("solo", "slots", "it has one"),
     errors.ModelLoadError("m", step="loading", reason="no"),
     errors.BugError("no"),
+    errors.TemporaryError("later"),
+    errors.RetryAfter(3, "later"),
+    errors.PermanentError("never"),
 ]
 
 
 def test_there_is_an_example_of_every_error() -> None:
     families = {"InferenceError", "CallerError", "BusyError", "DeploymentError"}
-    every = {name for name in errors.__all__ if name.endswith("Error")} - families
+    every = {name for name in errors.__all__ if name.endswith(("Error", "RetryAfter"))} - families
     assert {type(error).__name__ for error in EXAMPLES} == every
 
 
@@ -63,3 +66,11 @@ def test_a_full_queue_says_its_limit_and_when_to_come_again() -> None:
     error = errors.QueueFullError(tier="batch", limit=5, retry_after_s=3)
     assert "limit of 5 waiting tasks" in str(error)
     assert "in 3 s" in str(error)
+
+
+def test_a_delay_asked_for_is_a_number_of_seconds_that_the_broker_can_keep() -> None:
+    assert errors.RetryAfter(2.5).delay_s == 2.5
+    assert errors.RetryAfter(-1).delay_s == 0
+    for wrong in (float("nan"), 1e12, "3", None, True):
+        with pytest.raises(errors.CallerError, match="expected a number of seconds"):
+            errors.RetryAfter(wrong)  # type: ignore[arg-type]

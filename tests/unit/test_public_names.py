@@ -5,11 +5,11 @@ from __future__ import annotations
 import inference_tasks
 
 NAMES = """
-    BatchSubmission BrokerUnavailableError BugError BusyError Call CallerError DeploymentError Inference InferenceApp
-    InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model ModelLoadError OutcomeUnknownError
-    PoolOptionError QueueFullError RefusedCall ResultTimeoutError Settings SettingsError StateUnavailableError Submitter
-    TaskFailedError TaskHandle TaskNotFoundError TaskRecord TopologyMismatchError UnknownOptionError UnknownTierError
-    adopt load_settings
+    Backoff BatchSubmission BrokerUnavailableError BugError BusyError Call CallerError DeploymentError Inference
+    InferenceApp InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model ModelLoadError
+    OutcomeUnknownError PermanentError PoolOptionError QueueFullError RefusedCall ResultTimeoutError RetryAfter
+    Settings SettingsError StateUnavailableError Submitter TaskFailedError TaskHandle TaskNotFoundError TaskRecord
+    TemporaryError TopologyMismatchError UnknownOptionError UnknownTierError adopt load_settings
 """
 
 
