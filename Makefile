@@ -13,7 +13,7 @@ INSTALL := $(PIP) --no-build-isolation --editable
 help:
 	@echo 'make demo                  the three tiers on real files, without any server to install'
 	@echo 'make demo BROKER=rabbitmq  the same on a private RabbitMQ node'
-	@echo 'make test [ARGS=…]         all tests; ARGS go to pytest'
+	@echo 'make test [ARGS=…]         all tests, several at once; ARGS go to pytest'
 	@echo 'make check                 ruff, mypy, import walls'
 	@echo 'make format                put the code into the form that make check asks for'
 	@echo 'make bench BENCH=NAME      one benchmark; its figures go to build/bench/NAME.json'
@@ -28,7 +28,7 @@ demo: $(VENV)/demo.stamp
 	esac
 
 test: $(VENV)/dev.stamp servers
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@status=0; \

@@ -19,7 +19,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.rabbitmq4 import rabbitmq4_node
 from tests.support.servers import MissingServerError, Node, RabbitMQNode, RedisNode
 
-pytest_plugins = ["tests.support.celery_nodes"]
+pytest_plugins = ["tests.support.celery_nodes", "tests.support.scheduling"]
 
 TESTS = Path(__file__).parent
 KINDS = frozenset({"unit", "properties", "contract", "seam", "integration", "acceptance", "architecture", "examples"})
