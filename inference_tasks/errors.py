@@ -22,6 +22,7 @@ __all__ = [
     "BugError",
     "BusyError",
     "CallerError",
+    "DeadLetterNotFoundError",
     "DeadLettersBusyError",
     "DeploymentError",
     "InferenceError",
@@ -103,6 +104,17 @@ class TaskNotFoundError(CallerError, LookupError):
         super().__init__(
             f"No task {task_id!r}: it was never accepted here, or it finished longer ago than state.finished_ttl_s. "
             "Check the id, and that the submitting side uses the same state.url and state.prefix."
+        )
+        self.task_id = task_id
+
+
+class DeadLetterNotFoundError(CallerError, LookupError):
+    """There is no dead letter of this id: its task has not failed, or was replayed or dropped since."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            f"No dead letter {task_id!r}: its task has not failed, or was replayed or dropped since. "
+            f"`inference-tasks status {task_id}` tells of the task, `inference-tasks dead list` shows what is there."
         )
         self.task_id = task_id
 

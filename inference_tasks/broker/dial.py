@@ -10,16 +10,20 @@ from inference_tasks.errors import BrokerUnavailableError
 __all__ = ["dial"]
 
 
-def dial(url: str, connect_timeout_s: float, *, heartbeat_s: int = 0) -> Connection:
+def dial(
+    url: str, connect_timeout_s: float, *, heartbeat_s: int = 0, answer_timeout_s: float | None = None
+) -> Connection:
     """Open a connection to the first address of ``url`` that answers.
 
     Args:
         heartbeat_s: 0 for none; else the caller sees to it that the connection is used, or checked, that often.
+        answer_timeout_s: longest wait for any one answer of the broker; None leaves it to the kernel.
 
     Raises:
         BrokerUnavailableError: none does.
     """
-    connection = Connection(url, connect_timeout=connect_timeout_s, heartbeat=heartbeat_s)
+    options = {} if answer_timeout_s is None else {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
+    connection = Connection(url, connect_timeout=connect_timeout_s, heartbeat=heartbeat_s, transport_options=options)
     failures: tuple[type[BaseException], ...] = (OperationalError, *connection.connection_errors)
     try:
         # Not connect(): it waits two seconds before it tries the next address, or the only one once more.

@@ -179,13 +179,18 @@ class Session:
 
 
 @contextmanager
-def open_session(url: str, connect_timeout_s: float, *, heartbeat_s: int = 0) -> Iterator[Session]:
+def open_session(
+    url: str, connect_timeout_s: float, *, heartbeat_s: int = 0, answer_timeout_s: float | None = None
+) -> Iterator[Session]:
     """Connect, and close at the end.
+
+    Args:
+        answer_timeout_s: longest wait for any one answer of the broker; None waits for as long as the connection lives.
 
     Raises:
         BrokerUnavailableError: the broker cannot be reached, or the connection is lost.
     """
-    connection = dial(url, connect_timeout_s, heartbeat_s=heartbeat_s)
+    connection = dial(url, connect_timeout_s, heartbeat_s=heartbeat_s, answer_timeout_s=answer_timeout_s)
     try:
         yield Session(connection)
     except connection.connection_errors as exc:

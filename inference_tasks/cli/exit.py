@@ -5,6 +5,8 @@ from __future__ import annotations
 from inference_tasks.errors import (
     BrokerUnavailableError,
     CallerError,
+    DeadLetterNotFoundError,
+    DeadLettersBusyError,
     DeploymentError,
     InferenceError,
     OutcomeUnknownError,
@@ -34,6 +36,8 @@ _SETTINGS = "Next: `inference-tasks settings show` lists every setting and where
 # The first class that fits; so the narrow ones stand before their families.
 _TABLE: tuple[tuple[type[InferenceError], int, str], ...] = (
     (TaskNotFoundError, NOT_FOUND, ""),
+    (DeadLetterNotFoundError, NOT_FOUND, ""),
+    (DeadLettersBusyError, FULL, ""),
     (QueueFullError, FULL, "Next: `inference-tasks tiers` shows what waits and who works on it."),
     (OutcomeUnknownError, UNREACHABLE, _DOCTOR),
     (BrokerUnavailableError, UNREACHABLE, _DOCTOR),
