@@ -8,10 +8,16 @@ from __future__ import annotations
 
 __all__ = [
     "DEFAULT_PREFIX",
+    "accounts",
+    "away",
     "bell",
     "counters",
+    "dead",
+    "dead_letters",
     "group",
     "held",
+    "lease",
+    "ready",
     "result",
     "task",
     "worker",
@@ -49,6 +55,36 @@ def worker(prefix: str, node: str) -> str:
 def counters(prefix: str) -> str:
     """Key of counts kept by the scripts: a hash (``stale_writes``)."""
     return f"{prefix}counters"
+
+
+def accounts(prefix: str) -> str:
+    """Key of the counts of all work: a hash, ``<first tier>:<name>`` by count, and ``since_s``. See ``Accounts``."""
+    return f"{prefix}accounts"
+
+
+def away(prefix: str) -> str:
+    """Key of the tasks of each tier that are parked or lie in ``returned``: a hash, tier by count."""
+    return f"{prefix}away"
+
+
+def ready(prefix: str, queue: str) -> str:
+    """Key of the tasks that wait in a queue: a sorted set, id by the time since when (a parked one: from when on)."""
+    return f"{prefix}ready:{queue}"
+
+
+def dead(prefix: str) -> str:
+    """Key of the dead letters in their order: a sorted set, id by the time of death."""
+    return f"{prefix}dead"
+
+
+def dead_letters(prefix: str) -> str:
+    """Key of what is known of the dead letters: a hash, id by the first tier and kind it counts under, and JSON."""
+    return f"{prefix}dead:letters"
+
+
+def lease(prefix: str, name: str) -> str:
+    """Key of the lease of some work that one process at a time may do: a string, its holder."""
+    return f"{prefix}lease:{name}"
 
 
 def held(consumer: str) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from inference_tasks.state import keys
 from inference_tasks.state.records import (
+    Accounts,
     Claim,
     Claimant,
     Crash,
+    DeadKind,
     NewTask,
+    State,
     SubmitAnswer,
     TaskError,
     TaskRecord,
@@ -28,9 +31,13 @@ __all__ = [
     "RECORD_FIELDS",
     "clean",
     "failure_document",
+    "full_counts",
+    "joined",
+    "pack_bounds",
     "pack_claimant",
     "pack_submit",
     "summed_rates",
+    "unpack_accounts",
     "unpack_beat",
     "unpack_claims",
     "unpack_crash",
@@ -60,6 +67,10 @@ RECORD_FIELDS = (
     "held_until_s",
     "error_type",
     "error_message",
+    "hop",
+    "ready_at_s",
+    "due_at_s",
+    "dead",
 )
 """The fields that ``get`` asks for, in the order in which they come back; every record has the first one."""
 
@@ -72,7 +83,8 @@ def clean(text: str) -> str:
     return _SEPARATORS.sub(" ", text)
 
 
-def _joined(*fields: object) -> str:
+def joined(*fields: object) -> str:
+    """Return fields as one argument."""
     # A name or id with a separator in it, which only a foreign or hostile sender makes, must not spoil a whole batch.
     return FIELD.join(clean(str(field)) for field in fields)
 
@@ -95,23 +107,34 @@ def failure_document(
     return json.dumps(document)
 
 
-def pack_submit(prefix: str, tasks: Iterable[NewTask], unfinished_ttl_s: int) -> tuple[list[str], list[str | int]]:
-    """Return keys and arguments of ``submit.lua``."""
+def pack_submit(prefix: str, tasks: Iterable[NewTask]) -> tuple[list[str], list[str]]:
+    """Return the records' keys, and what ``submit.lua`` takes of each task."""
     names: list[str] = []
-    args: list[str | int] = [unfinished_ttl_s]
-    for task_id, name, tier, tier_first, lane, generation, nonce, submitted_at_s, expires_at_s, _ in tasks:
+    args: list[str] = []
+    for task in tasks:
+        task_id, name, tier, tier_first, lane, generation, nonce, submitted_at_s, expires_at_s, _, hop, due_at_s = task
         names.append(keys.task(prefix, task_id))
-        if expires_at_s is None:
-            expires = ""
-        elif submitted_at_s is None:
-            expires = repr(expires_at_s)
-        else:
-            expires = f"+{expires_at_s - submitted_at_s:.6f}"
-        text = f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}"
-        args.append(
-            text if text.count(FIELD) == 6 else _joined(name, tier, tier_first, lane, generation, nonce, expires)
+        expires = "" if expires_at_s is None else _from_now(expires_at_s, submitted_at_s)
+        due = "" if due_at_s is None else _from_now(due_at_s, submitted_at_s)
+        refusable = 1 if task.may_be_refused else 0
+        text = (
+            f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}\x1f{due}\x1f{hop}"
+            f"\x1f{refusable}"
         )
+        if text.count(FIELD) != 9:
+            text = joined(name, tier, tier_first, lane, generation, nonce, expires, due, hop, refusable)
+        args.append(text)
     return names, args
+
+
+def _from_now(at_s: float, from_s: float | None) -> str:
+    """Only a distance travels where both ends are known: the client's clock may be wrong."""
+    return repr(at_s) if from_s is None else f"+{at_s - from_s:.6f}"
+
+
+def pack_bounds(bounds: Mapping[str, int]) -> str:
+    """Return the tiers' bounds as ``submit.lua`` takes them."""
+    return FIELD.join(f"{tier}{FIELD}{bound}" for tier, bound in bounds.items())
 
 
 def unpack_submit(reply: object) -> list[SubmitAnswer]:
@@ -122,15 +145,18 @@ def unpack_submit(reply: object) -> list[SubmitAnswer]:
 
 def pack_claimant(claimant: Claimant) -> str:
     """Return what ``claim.lua`` and ``renew.lua`` take of a message."""
-    task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first = claimant
+    task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first, hop = claimant
     limit = "" if crash_limit is None else crash_limit
     submitted = "" if submitted_at_s is None else submitted_at_s
     expires = "" if expires_at_s is None else expires_at_s
     first = tier_first or tier
-    text = f"{generation}\x1f{tier}\x1f{lane}\x1f{limit}\x1f{first}\x1f{task_id}\x1f{name}\x1f{submitted}\x1f{expires}"
-    if text.count(FIELD) == 8:
+    text = (
+        f"{generation}\x1f{tier}\x1f{lane}\x1f{limit}\x1f{hop}\x1f{first}\x1f{task_id}\x1f{name}\x1f{submitted}"
+        f"\x1f{expires}"
+    )
+    if text.count(FIELD) == 9:
         return text
-    return _joined(generation, tier, lane, limit, first, task_id, name, submitted, expires)
+    return joined(generation, tier, lane, limit, hop, first, task_id, name, submitted, expires)
 
 
 def unpack_claims(reply: object) -> list[Claim]:
@@ -192,6 +218,10 @@ def unpack_record(task_id: str, line: str) -> TaskRecord | None:
         expires_at_s=_optional_float(found[14]),
         held_until_s=_optional_float(found[15]),
         error=error,
+        hop=int(found[18] or 0),
+        ready_at_s=_optional_float(found[19]),
+        due_at_s=_optional_float(found[20]),
+        dead=found[21] or None,
     )
 
 
@@ -201,6 +231,32 @@ def unpack_beat(seen_at_s: object, beat: object) -> WorkerBeat:
     fields["tiers"] = tuple(fields["tiers"])
     fields["seen_at_s"] = float(as_text(seen_at_s))
     return WorkerBeat(**fields)
+
+
+_COUNTED_NAMES = ("admitted", *State, *(f"dead:{kind}" for kind in DeadKind))
+
+
+def full_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return a tier's counts with every name of ``Accounts``."""
+    return {str(name): counts.get(name, 0) for name in _COUNTED_NAMES}
+
+
+def unpack_accounts(reply: Sequence[Sequence[object]]) -> Accounts:
+    """Read the answer of ``accounts.lua``."""
+    counted, away = ([as_text(one) for one in found] for found in reply)
+    since_s = None
+    by_tier: dict[str, dict[str, int]] = {}
+    for field, value in zip(counted[::2], counted[1::2], strict=True):
+        if field == "since_s":
+            since_s = float(value)
+        else:
+            tier, _, name = field.partition(":")
+            by_tier.setdefault(tier, {})[name] = int(value)
+    return Accounts(
+        since_s,
+        {tier: full_counts(counts) for tier, counts in sorted(by_tier.items()) if any(counts.values())},
+        {tier: int(number) for tier, number in zip(away[::2], away[1::2], strict=True) if int(number)},
+    )
 
 
 def summed_rates(beats: Iterable[WorkerBeat]) -> dict[str, float]:

@@ -13,20 +13,30 @@ from typing import NamedTuple, TypedDict
 __all__ = [
     "DEFAULT_CRASH_LIMIT",
     "END_STATES",
+    "PARKED",
+    "Accounts",
+    "Backlog",
     "Claim",
     "Claimant",
     "Crash",
+    "DeadKind",
+    "DeadLetter",
     "Finish",
+    "Move",
     "NewTask",
     "State",
     "SubmitAnswer",
     "TaskError",
     "TaskRecord",
     "Verdict",
+    "Waiting",
     "WorkerBeat",
 ]
 
 DEFAULT_CRASH_LIMIT = 3
+
+PARKED = "parked"
+"""What ``submit`` answers in place of a state: too much of the tier is parked or has come back, no record was made."""
 
 
 class State(StrEnum):
@@ -47,10 +57,7 @@ END_STATES: frozenset[str] = frozenset({State.SUCCESS, State.FAILED, State.CANCE
 
 
 class Verdict(StrEnum):
-    """What a claim came to. Only ``RUN`` may start the task.
-
-    ``CRASHED`` is also the answer to later messages of a task that its crashes have ended.
-    """
+    """What a claim came to. Only ``RUN`` may start the task."""
 
     RUN = "run"
     FINISHED = "finished"
@@ -58,7 +65,21 @@ class Verdict(StrEnum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
+    """A copy has replaced this message, or a later life of the task has begun: it is acked and forgotten."""
     CRASHED = "crashed"
+    """This claim has failed the task: its runs ended without a report as often as they may."""
+    UNBURIED = "unburied"
+    """The task has failed and its message is not known to lie in the dead letters: bury it, then ack it."""
+
+
+class DeadKind(StrEnum):
+    """Where the message of a failed task is, once it has been among the dead letters."""
+
+    REPLAYABLE = "replayable"
+    UNFIT = "unfit"
+    """Among the dead letters, but it could never run."""
+    DROPPED = "dropped"
+    """Taken out of the dead letters by an operator, for good."""
 
 
 class Finish(StrEnum):
@@ -94,7 +115,10 @@ class NewTask(NamedTuple):
 
     ``nonce`` names this one submission: only it may take the record back. The record's moments are the server's: of
     ``submitted_at_s`` and ``expires_at_s`` only the distance counts when both are given, so a client with a wrong
-    clock cannot shorten a deadline.
+    clock cannot shorten a deadline; the same holds for ``due_at_s``.
+
+    ``hop``: how many messages of the task this one has behind it; 0 for the first. ``due_at_s``: when the broker lets
+    the message go, None if at once; its task then counts as parked, in ``returned``, until it is claimed.
     """
 
     id: str
@@ -107,10 +131,18 @@ class NewTask(NamedTuple):
     submitted_at_s: float | None = None
     expires_at_s: float | None = None
     worker_published: bool = False
+    hop: int = 0
+    due_at_s: float | None = None
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether it is a first submit from outside, into ``fresh`` or with a delay."""
+        is_first = self.hop == 0 and self.generation == 0 and not self.worker_published
+        return is_first and (self.lane == "fresh" or self.due_at_s is not None)
 
 
 class SubmitAnswer(NamedTuple):
-    """Whether this submission made the record, and the state it found or made."""
+    """Whether this submission made the record, and the state it found or made, or ``PARKED``."""
 
     created: bool
     state: str
@@ -120,7 +152,7 @@ class Claimant(NamedTuple):
     """What a message says of its task: enough to make the record again when Redis has lost it.
 
     ``crash_limit``: crashes after which the task fails; None takes the store's default. ``tier_first``: the tier of
-    the first submission; None means ``tier``.
+    the first submission; None means ``tier``. ``hop``: as in ``NewTask``.
     """
 
     id: str
@@ -132,6 +164,7 @@ class Claimant(NamedTuple):
     expires_at_s: float | None = None
     crash_limit: int | None = None
     tier_first: str | None = None
+    hop: int = 0
 
 
 class Claim(NamedTuple):
@@ -157,6 +190,30 @@ class Claim(NamedTuple):
     worker: str | None = None
 
 
+class Waiting(NamedTuple):
+    """A task that waits in a queue, and since when (a parked one: from when on)."""
+
+    id: str
+    ready_at_s: float
+
+
+class Backlog(NamedTuple):
+    """How many tasks wait in a queue, those still parked left out, and since when the oldest does."""
+
+    waiting: int
+    oldest_ready_at_s: float | None
+
+
+class Move(NamedTuple):
+    """A copy of a task's message that the broker has confirmed: its hop, and tier and lane where it lies now."""
+
+    id: str
+    generation: int
+    hop: int
+    tier: str
+    lane: str
+
+
 class Crash(NamedTuple):
     """How often the task's runs have ended without a report, and whether it is over for it."""
 
@@ -166,7 +223,14 @@ class Crash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What is known of a task. Times are unix seconds by the Redis server's clock."""
+    """What is known of a task. Times are unix seconds by the Redis server's clock.
+
+    Attributes:
+        hop: of the message that leads to the task's present place; older ones are superseded.
+        ready_at_s: since when it waits in its present queue; of a parked task, from when on it will.
+        due_at_s: when the broker lets the message go; only while it is parked.
+        dead: of a failed task, where its message is (``DeadKind``); None while it is not known to be a dead letter.
+    """
 
     id: str
     name: str
@@ -186,11 +250,65 @@ class TaskRecord:
     expires_at_s: float | None
     held_until_s: float | None
     error: TaskError | None
+    hop: int = 0
+    ready_at_s: float | None = None
+    due_at_s: float | None = None
+    dead: str | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether the state is an end state."""
         return self.state in END_STATES
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields by name, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What the index keeps of a message in the dead-letter queue.
+
+    ``id`` is the task's; a message that names none gets one made up. ``message_id`` finds the message in the queue.
+    """
+
+    id: str
+    task: str
+    tier: str
+    tier_first: str
+    lane: str
+    reason: str
+    detail: str
+    error: TaskError | None
+    attempts: int
+    failures: int
+    crashes: int
+    generation: int
+    submitted_at_s: float | None
+    dead_at_s: float
+    is_replayable: bool
+    message_id: str | None
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields by name, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What became of all admitted work, counted since a moment (the first, or the first after a loss of Redis).
+
+    Attributes:
+        since_s: that moment; None if nothing has been counted.
+        by_tier: {tier of the first submission: {name: count}}. Names: ``admitted``; the nine states, whose sum it is;
+            ``dead:replayable``, ``dead:unfit`` and ``dead:dropped``, which are parts of ``failed``. What is left of
+            ``failed`` is on its way into the dead letters. All names are there. Tasks without a tier are under "".
+        away: {tier: admitted tasks that are parked or lie in ``returned``}.
+    """
+
+    since_s: float | None
+    by_tier: dict[str, dict[str, int]]
+    away: dict[str, int]
 
     def as_dict(self) -> dict[str, object]:
         """All fields by name, ready for JSON."""

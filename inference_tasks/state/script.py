@@ -15,6 +15,26 @@ from inference_tasks.errors import BugError, DeploymentError, InferenceError, St
 
 __all__ = ["AsyncCommands", "Commands", "Script", "as_text", "load", "translated"]
 
+_COUNTED = frozenset(
+    {
+        "bury",
+        "claim",
+        "crashed",
+        "dead_dropped",
+        "dropped",
+        "finish",
+        "forget_ready",
+        "note_ready",
+        "promoted",
+        "release",
+        "renew",
+        "replayed",
+        "retract",
+        "submit",
+    }
+)
+"""The scripts that keep, or look at, counts and indices: ledger.lua stands before them too."""
+
 # not register_script(): its object converts and copies the arguments once more, and asks for the script's hash on
 # each call's way. EVALSHA through execute_command costs half as much on the client's side.
 
@@ -91,10 +111,10 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Read a script of this package, with the prelude that all share before it."""
+    """Read a script of this package, with what it shares with others before it."""
     folder = resources.files(__package__).joinpath("scripts")
-    prelude = folder.joinpath("prelude.lua").read_text("utf-8")
-    return Script(name, prelude + folder.joinpath(f"{name}.lua").read_text("utf-8"))
+    parts = ("prelude", "ledger", name) if name in _COUNTED else ("prelude", name)
+    return Script(name, "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts))
 
 
 def as_text(reply: Any) -> str:

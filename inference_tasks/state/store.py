@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import redis
@@ -12,8 +12,11 @@ from redis.retry import Retry
 
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state import keys, packing
+from inference_tasks.state.calling import DEFAULT_NAMESPACE
+from inference_tasks.state.dead_letters import DeadLetters
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
+    Accounts,
     Claim,
     Claimant,
     Crash,
@@ -25,7 +28,8 @@ from inference_tasks.state.records import (
     TaskRecord,
     WorkerBeat,
 )
-from inference_tasks.state.script import Commands, as_text, load
+from inference_tasks.state.script import Commands, as_text
+from inference_tasks.state.sweeps import Sweeps
 
 __all__ = ["FINISHED_TTL_S", "MAX_ERROR_CHARS", "UNFINISHED_TTL_S", "TaskStore", "client_from_url", "plain_url"]
 
@@ -56,8 +60,8 @@ def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
     )
 
 
-class TaskStore:
-    """Records and claims in Redis.
+class TaskStore(Sweeps, DeadLetters):
+    """Records and claims in Redis, the counts of all work, and the indices of what waits and of what is dead.
 
     Every method is atomic and one round trip, whatever the batch. All raise ``StateUnavailableError`` when Redis does
     not answer or takes no writes; the change may then have happened, and every method may be called again: a repeated
@@ -74,23 +78,23 @@ class TaskStore:
         unfinished_ttl_s: float = UNFINISHED_TTL_S,
         finished_ttl_s: float = FINISHED_TTL_S,
         max_crashes: int = DEFAULT_CRASH_LIMIT,
+        namespace: str = DEFAULT_NAMESPACE,
+        bounds: Mapping[str, int] | None = None,
     ) -> None:
-        self.prefix = prefix
-        self._client = client
-        self._unfinished_ttl_s = max(1, int(unfinished_ttl_s))
-        self._finished_ttl_s = max(1, int(finished_ttl_s))
+        """Make a store on a client.
+
+        Args:
+            client: of ``redis.Redis``.
+            prefix: what every key begins with.
+            unfinished_ttl_s: lifetime of the record of a task that has not ended.
+            finished_ttl_s: lifetime of the record of one that has.
+            max_crashes: the crash limit of tasks that have none of their own.
+            namespace: first part of the queues' names.
+            bounds: {tier: bound}; a tier without one refuses nothing for what is parked.
+        """
+        super().__init__(client, prefix, namespace, unfinished_ttl_s=unfinished_ttl_s, finished_ttl_s=finished_ttl_s)
         self._max_crashes = max_crashes
-        self._submit = load("submit")
-        self._retract = load("retract")
-        self._claim = load("claim")
-        self._release = load("release")
-        self._crashed = load("crashed")
-        self._renew = load("renew")
-        self._finish = load("finish")
-        self._get = load("get")
-        self._workers = load("workers")
-        self._leave = load("leave")
-        self._counter = load("counter")
+        self._bounds = packing.pack_bounds(bounds or {})
 
     @classmethod
     def from_url(
@@ -101,6 +105,8 @@ class TaskStore:
         unfinished_ttl_s: float = UNFINISHED_TTL_S,
         finished_ttl_s: float = FINISHED_TTL_S,
         max_crashes: int = DEFAULT_CRASH_LIMIT,
+        namespace: str = DEFAULT_NAMESPACE,
+        bounds: Mapping[str, int] | None = None,
         socket_timeout_s: float = 2.0,
     ) -> Self:
         """Return a store with a client of its own; nothing is connected before the first call."""
@@ -110,6 +116,8 @@ class TaskStore:
             unfinished_ttl_s=unfinished_ttl_s,
             finished_ttl_s=finished_ttl_s,
             max_crashes=max_crashes,
+            namespace=namespace,
+            bounds=bounds,
         )
 
     def close(self) -> None:
@@ -119,27 +127,32 @@ class TaskStore:
             disconnect()
 
     def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
-        """Make a ``pending`` record for each task that has none; answers in the order of ``tasks``."""
+        """Make a ``pending`` record for each task that has none; answers in the order of ``tasks``.
+
+        A first submit from outside, into ``fresh`` or with a delay, gets no record and the answer ``PARKED`` while as
+        many tasks of its tier are parked or in ``returned`` as the tier's bound: they will need the room.
+        """
         if not tasks:
             return []
-        names, args = packing.pack_submit(self.prefix, tasks, self._unfinished_ttl_s)
-        return packing.unpack_submit(self._submit.call(self._client, names, args))
+        names, args = packing.pack_submit(self.prefix, tasks)
+        return packing.unpack_submit(self._change("submit", names, (self._unfinished_ttl_s, self._bounds, *args)))
 
     def retract(self, task_ids: Iterable[str], nonce: str) -> int:
         """Delete the records that the submission ``nonce`` made and nobody has claimed; return how many."""
-        names = [keys.task(self.prefix, task_id) for task_id in task_ids]
-        return int(self._retract.call(self._client, names, (nonce,))) if names else 0
+        names = self._task_keys(task_ids)
+        return int(self._change("retract", names, (nonce,))) if names else 0
 
     def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]:
         """Lease tasks to ``worker`` for ``lease_s`` seconds; answers in the order of ``claimants``.
 
         Only the verdict ``run`` may start its task. A missing record is made from the message. A lease that is over
         counts as a crash; the task fails when that reaches its limit, and expires when its deadline has passed, in
-        the same step, with Celery's result document written too.
+        the same step, with Celery's result document written too. A message with fewer hops than the record has been
+        replaced by a copy; one with more is believed, the mark of its copying being late or lost.
         """
         if not claimants:
             return []
-        names: list[str] = []
+        names = [*self._dead_keys()]
         args: list[str | bytes | int] = [
             worker,
             repr(lease_s),
@@ -151,7 +164,7 @@ class TaskStore:
         for claimant in claimants:
             names.append(keys.task(prefix, claimant[0]))
             args.append(packing.pack_claimant(claimant))
-        return packing.unpack_claims(self._claim.call(self._client, names, args))
+        return packing.unpack_claims(self._change("claim", names, args))
 
     def release(self, claims: Sequence[tuple[str, int]], *, has_started: bool = False) -> None:
         """Give back claims, as (id, token); those that are over already are left alone.
@@ -161,8 +174,8 @@ class TaskStore:
             has_started: whether their runs did start, and were cut off on purpose: then they count as attempts.
         """
         if claims:
-            names = [keys.task(self.prefix, task_id) for task_id, _ in claims]
-            self._release.call(self._client, names, [*(token for _, token in claims), 0 if has_started else 1])
+            names = self._task_keys(task_id for task_id, _ in claims)
+            self._change("release", names, (0 if has_started else 1, *(token for _, token in claims)))
 
     def crashed(self, task_id: str, token: int, worker: str) -> Crash:
         """Note that the run's process died without a report: one crash more, and the claim is given back.
@@ -171,8 +184,7 @@ class TaskStore:
         changes nothing.
         """
         names = (keys.task(self.prefix, task_id),)
-        args = (token, self._max_crashes, self._finished_ttl_s, task_id)
-        return packing.unpack_crash(self._crashed.call(self._client, names, args))
+        return packing.unpack_crash(self._change("crashed", names, (token, self._max_crashes, self._finished_ttl_s)))
 
     def renew(
         self,
@@ -199,7 +211,7 @@ class TaskStore:
             names.append(keys.task(self.prefix, task_id))
             args.append(token)
             args.append(packing.pack_claimant(claimant or Claimant(task_id, "", "", "")))
-        reply = as_text(self._renew.call(self._client, names, args))
+        reply = as_text(self._change("renew", names, args))
         return [running[int(position) - 1][0] for position in reply.split(packing.RECORD)] if reply else []
 
     def finish(
@@ -215,10 +227,21 @@ class TaskStore:
         name: str = "",
         tier: str = "",
         may_create: bool = True,
+        due_at_s: float | None = None,
     ) -> bool:
         """Write how a run ended; return whether the store now holds it. See ``write`` for the arguments."""
         return self.write(
-            task_id, token, generation, state, error, meta, result_ttl_s, name=name, tier=tier, may_create=may_create
+            task_id,
+            token,
+            generation,
+            state,
+            error,
+            meta,
+            result_ttl_s,
+            name=name,
+            tier=tier,
+            may_create=may_create,
+            due_at_s=due_at_s,
         ).is_done
 
     def write(
@@ -234,6 +257,7 @@ class TaskStore:
         name: str = "",
         tier: str = "",
         may_create: bool = True,
+        due_at_s: float | None = None,
     ) -> Finish:
         """Write state and result of a task in one step, and say what came of it.
 
@@ -248,6 +272,10 @@ class TaskStore:
             name: the task's name, for a record that has to be made.
             tier: its tier, likewise.
             may_create: whether a record is made where there is none.
+            due_at_s: with the state ``retrying``: when the parked copy of the message is due, unix seconds. The record
+                gets its hop, one more than that of the run's message, so that the latter never runs again. None says
+                that no such copy is known of; hop and message stay as they are. In both cases the lane is ``returned``
+                from then on, unless it is ``aged``.
         """
         prefix = self.prefix
         names = (keys.task(prefix, task_id), keys.result(prefix, task_id), keys.counters(prefix))
@@ -265,8 +293,9 @@ class TaskStore:
             name,
             tier,
             1 if may_create else 0,
+            "" if due_at_s is None else f"{due_at_s:.6f}",
         )
-        return Finish(as_text(self._finish.call(self._client, names, args)))
+        return Finish(as_text(self._change("finish", names, args)))
 
     def get(self, task_id: str) -> TaskRecord:
         """Return the record of a task.
@@ -283,8 +312,7 @@ class TaskStore:
         """Return the records of several tasks, None for those not known, in the order of ``task_ids``."""
         if not task_ids:
             return []
-        names = [keys.task(self.prefix, task_id) for task_id in task_ids]
-        reply = as_text(self._get.call(self._client, names, packing.RECORD_FIELDS))
+        reply = as_text(self._call("get", self._task_keys(task_ids), packing.RECORD_FIELDS))
         lines = reply.split(packing.RECORD)
         return [packing.unpack_record(task_id, line) for task_id, line in zip(task_ids, lines, strict=True)]
 
@@ -300,11 +328,11 @@ class TaskStore:
 
     def leave(self, worker: str) -> None:
         """Forget a worker's heartbeat: it ends on purpose."""
-        self._leave.call(self._client, (keys.workers(self.prefix), keys.worker(self.prefix, worker)), (worker,))
+        self._call("leave", (keys.workers(self.prefix), keys.worker(self.prefix, worker)), (worker,))
 
     def workers(self) -> list[WorkerBeat]:
         """Return the last heartbeat of every live worker, by the time it was seen."""
-        reply = self._workers.call(self._client, (keys.workers(self.prefix),), (keys.worker(self.prefix, ""),))
+        reply = self._call("workers", (keys.workers(self.prefix),), (keys.worker(self.prefix, ""),))
         return [packing.unpack_beat(seen, beat) for seen, beat in zip(reply[1::3], reply[2::3], strict=True)]
 
     def rates(self) -> dict[str, float]:
@@ -313,4 +341,12 @@ class TaskStore:
 
     def stale_writes(self) -> int:
         """Return how many late writes have been refused in the last weeks."""
-        return int(self._counter.call(self._client, (keys.counters(self.prefix),), ("stale_writes",)))
+        return int(self._call("counter", (keys.counters(self.prefix),), ("stale_writes",)))
+
+    def accounts(self) -> Accounts:
+        """Return what became of all admitted work since the count began; see ``Accounts``.
+
+        A record that was made anew from a message counts as admitted. A record that ended its days unfinished stays
+        counted as what it was.
+        """
+        return packing.unpack_accounts(self._call("accounts", self._counted_keys))

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from inference_tasks.errors import StateUnavailableError, TaskNotFoundError
+from inference_routing.topology import queue_name
+from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.packing import clean, failure_document, summed_rates
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
     END_STATES,
+    PARKED,
     Claim,
     Claimant,
     Crash,
@@ -26,6 +28,7 @@ from inference_tasks.state.records import (
     WorkerBeat,
 )
 from inference_tasks.state.store import MAX_ERROR_CHARS
+from inference_tasks.testing.ledger import FakeLedger, Kept, anew, blank
 
 __all__ = ["FakeTaskStore"]
 
@@ -33,26 +36,10 @@ _LOST = "WorkerLostError"
 
 
 @dataclass
-class _Kept:
-    record: TaskRecord
-    nonce: str | None = None
-    crash_limit: int | None = None
-
-
-@dataclass
-class FakeTaskStore:
-    """Keeps records in a dictionary. Records never expire; ``now_s`` is its clock.
-
-    ``is_away`` makes every call raise ``StateUnavailableError``. ``results`` holds Celery's result documents by id,
-    ``announced`` their ids in the order in which they were published.
-    """
+class FakeTaskStore(FakeLedger):
+    """A task store without Redis; see ``FakeLedger`` for what a test may set and read."""
 
     max_crashes: int = DEFAULT_CRASH_LIMIT
-    now_s: float = 1_000_000.0
-    is_away: bool = False
-    results: dict[str, bytes | str] = field(default_factory=dict)
-    announced: list[str] = field(default_factory=list)
-    _kept: dict[str, _Kept] = field(default_factory=dict)
     _beats: dict[str, tuple[WorkerBeat, float]] = field(default_factory=dict)
     _stale: int = 0
 
@@ -62,8 +49,9 @@ class FakeTaskStore:
 
     def forget_everything(self) -> None:
         """Lose all, as Redis does by FLUSHALL."""
-        self._kept.clear()
-        self._beats.clear()
+        for lost in (self._kept, self._beats, self._noted, self._letters, self._leases):
+            lost.clear()
+        self._since_s = None
         self.results.clear()
         self._stale = 0
         # Some time passes before anybody asks again; a token of the same microsecond would not have grown.
@@ -78,22 +66,28 @@ class FakeTaskStore:
             if kept is not None:
                 answers.append(SubmitAnswer(False, kept.record.state))
                 continue
-            expires_at_s = task.expires_at_s
-            if expires_at_s is not None and task.submitted_at_s is not None:
-                expires_at_s = self.now_s + (expires_at_s - task.submitted_at_s)
-            record = _blank(
+            bound = self.bounds.get(task.tier)
+            if task.may_be_refused and bound is not None and self._away().count(task.tier) >= bound:
+                answers.append(SubmitAnswer(False, PARKED))
+                continue
+            due_at_s = self._by_own_clock(task.due_at_s, task.submitted_at_s)
+            record = blank(
                 task.id,
                 name=task.name,
                 tier=task.tier,
                 tier_first=task.tier_first,
-                lane=task.lane,
+                lane="returned" if due_at_s is not None and task.lane == "fresh" else task.lane,
                 generation=task.generation,
                 submitted_at_s=self.now_s,
-                expires_at_s=expires_at_s,
+                expires_at_s=self._by_own_clock(task.expires_at_s, task.submitted_at_s),
             )
-            self._kept[task.id] = _Kept(record, nonce=task.nonce)
+            ready_at_s = self.now_s if due_at_s is None else due_at_s
+            self._keep(replace(record, hop=task.hop, ready_at_s=ready_at_s, due_at_s=due_at_s), nonce=task.nonce)
             answers.append(SubmitAnswer(True, State.PENDING))
         return answers
+
+    def _by_own_clock(self, at_s: float | None, submitted_at_s: float | None) -> float | None:
+        return at_s if at_s is None or submitted_at_s is None else self.now_s + (at_s - submitted_at_s)
 
     def retract(self, task_ids: Iterable[str], nonce: str) -> int:
         """As ``TaskStore.retract``."""
@@ -118,7 +112,8 @@ class FakeTaskStore:
     def _claim_one(self, claimant: Claimant, worker: str, lease_s: float) -> Claim:
         kept = self._kept.get(claimant.id)
         if kept is None:
-            kept = self._kept[claimant.id] = _Kept(_from_message(claimant))
+            kept = self._keep(self._from_message(claimant))
+            self._letters.pop(claimant.id, None) if claimant.generation else None
         record = kept.record
 
         def refuse(verdict: Verdict) -> Claim:
@@ -137,26 +132,28 @@ class FakeTaskStore:
         is_new_life = claimant.generation > record.generation
         if claimant.generation < record.generation:
             return refuse(Verdict.SUPERSEDED)
+        if claimant.hop < record.hop and not is_new_life:
+            return refuse(Verdict.SUPERSEDED)
         if record.state in END_STATES and not (is_new_life and record.state == State.FAILED):
             if record.state in (State.CANCELLED, State.EXPIRED):
                 return refuse(Verdict(record.state))
-            by_crash = record.state == State.FAILED and record.error is not None and record.error["type"] == _LOST
-            return refuse(Verdict.CRASHED if by_crash else Verdict.FINISHED)
+            is_unburied = record.state == State.FAILED and record.dead is None
+            return refuse(Verdict.UNBURIED if is_unburied else Verdict.FINISHED)
         if self._is_held(record):
             return refuse(Verdict.HELD)
 
         if is_new_life:
-            record = replace(
-                record, generation=claimant.generation, failures=0, crashes=0, finished_at_s=None, error=None
-            )
+            if record.dead is not None:
+                self._letters.pop(claimant.id, None)
+            record = anew(record, claimant.generation)
             self.results.pop(claimant.id, None)
         elif record.state == State.PROCESSING:
             record = replace(record, crashes=record.crashes + 1)
             limit = self.max_crashes if claimant.crash_limit is None else claimant.crash_limit
             if record.crashes >= limit:
-                self._fail_crashed(kept, record)
+                self._fail_crashed(kept, replace(record, hop=claimant.hop))
                 return refuse(Verdict.CRASHED)
-        kept.record = record
+        record = kept.record = replace(record, hop=claimant.hop, due_at_s=None)
         if record.expires_at_s is not None and record.expires_at_s <= self.now_s:
             kept.record = replace(record, state=State.EXPIRED, finished_at_s=self.now_s, held_until_s=None)
             self._announce(claimant.id, "REVOKED", "celery.exceptions", "TaskRevokedError", "expired")
@@ -232,7 +229,7 @@ class FakeTaskStore:
                 continue
             if kept is None:
                 claimant = claimant or Claimant(task_id, "", "", "")
-                kept = self._kept[task_id] = _Kept(_from_message(claimant), crash_limit=claimant.crash_limit)
+                kept = self._keep(self._from_message(claimant), crash_limit=claimant.crash_limit)
             elif kept.record.is_finished or self._is_held(kept.record) or (kept.record.token or 0) >= token:
                 lost.append(task_id)
                 continue
@@ -244,6 +241,8 @@ class FakeTaskStore:
                 held_until_s=self.now_s + lease_s,
                 started_at_s=self.now_s,
                 attempts=max(1, kept.record.attempts),
+                hop=max(kept.record.hop, claimant.hop if claimant else 0),
+                due_at_s=None,
             )
         return lost
 
@@ -260,10 +259,21 @@ class FakeTaskStore:
         name: str = "",
         tier: str = "",
         may_create: bool = True,
+        due_at_s: float | None = None,
     ) -> bool:
         """As ``TaskStore.finish``."""
         return self.write(
-            task_id, token, generation, state, error, meta, result_ttl_s, name=name, tier=tier, may_create=may_create
+            task_id,
+            token,
+            generation,
+            state,
+            error,
+            meta,
+            result_ttl_s,
+            name=name,
+            tier=tier,
+            may_create=may_create,
+            due_at_s=due_at_s,
         ).is_done
 
     def write(
@@ -279,6 +289,7 @@ class FakeTaskStore:
         name: str = "",
         tier: str = "",
         may_create: bool = True,
+        due_at_s: float | None = None,
     ) -> Finish:
         """As ``TaskStore.write``; lifetimes are not kept."""
         self._reach()
@@ -291,8 +302,8 @@ class FakeTaskStore:
         elif state:
             if not may_create:
                 return Finish.MISSING
-            made = _blank(task_id, name=name, tier=tier, tier_first=tier, lane="", generation=generation or 0)
-            kept = self._kept[task_id] = _Kept(replace(made, attempts=0 if token is None else 1))
+            made = blank(task_id, name=name, tier=tier, tier_first=tier, lane="", generation=generation or 0)
+            kept = self._keep(replace(made, attempts=0 if token is None else 1))
         if kept is not None and state:
             is_failure = state in (State.FAILED, State.RETRYING)
             shown: TaskError | None = None
@@ -309,7 +320,16 @@ class FakeTaskStore:
                 error=shown,
                 finished_at_s=self.now_s if state in END_STATES else kept.record.finished_at_s,
                 held_until_s=None,
+                due_at_s=None,
             )
+            if state == State.RETRYING:
+                kept.record = replace(
+                    kept.record,
+                    lane="aged" if kept.record.lane == "aged" else "returned",
+                    ready_at_s=self.now_s if due_at_s is None else due_at_s,
+                    due_at_s=due_at_s,
+                    hop=kept.record.hop + (due_at_s is not None),
+                )
         if meta:
             self.results[task_id] = meta
             self.announced.append(task_id)
@@ -371,14 +391,10 @@ class FakeTaskStore:
         self._reach()
         return self._stale
 
-    def _reach(self) -> None:
-        if self.is_away:
-            raise StateUnavailableError("the fake store is away")
-
     def _is_held(self, record: TaskRecord) -> bool:
         return record.state == State.PROCESSING and (record.held_until_s or 0.0) > self.now_s
 
-    def _fail_crashed(self, kept: _Kept, record: TaskRecord) -> None:
+    def _fail_crashed(self, kept: Kept, record: TaskRecord) -> None:
         message = f"The worker process ended without a report, {record.crashes} times."
         kept.record = replace(
             record,
@@ -389,52 +405,17 @@ class FakeTaskStore:
         )
         self._announce(record.id, "FAILURE", "billiard.exceptions", _LOST, message)
 
-    def _announce(self, task_id: str, status: str, module: str, error_type: str, message: str) -> None:
-        self.results[task_id] = failure_document(task_id, error_type, message, status=status, module=module)
-        self.announced.append(task_id)
-
-
-def _blank(
-    task_id: str,
-    *,
-    name: str,
-    tier: str,
-    tier_first: str,
-    lane: str,
-    generation: int,
-    submitted_at_s: float | None = None,
-    expires_at_s: float | None = None,
-) -> TaskRecord:
-    return TaskRecord(
-        id=task_id,
-        name=name,
-        state=State.PENDING,
-        tier=tier,
-        tier_first=tier_first,
-        lane=lane,
-        generation=generation,
-        attempts=0,
-        failures=0,
-        crashes=0,
-        token=None,
-        worker=None,
-        submitted_at_s=submitted_at_s,
-        started_at_s=None,
-        finished_at_s=None,
-        expires_at_s=expires_at_s,
-        held_until_s=None,
-        error=None,
-    )
-
-
-def _from_message(claimant: Claimant) -> TaskRecord:
-    return _blank(
-        claimant.id,
-        name=claimant.name,
-        tier=claimant.tier,
-        tier_first=claimant.tier_first or claimant.tier,
-        lane=claimant.lane,
-        generation=claimant.generation,
-        submitted_at_s=claimant.submitted_at_s,
-        expires_at_s=claimant.expires_at_s,
-    )
+    def _from_message(self, claimant: Claimant) -> TaskRecord:
+        if claimant.tier:
+            self._noted.pop((queue_name(self.namespace, claimant.tier, claimant.lane), claimant.id), None)
+        record = blank(
+            claimant.id,
+            name=claimant.name,
+            tier=claimant.tier,
+            tier_first=claimant.tier_first or claimant.tier,
+            lane=claimant.lane,
+            generation=claimant.generation,
+            submitted_at_s=claimant.submitted_at_s,
+            expires_at_s=claimant.expires_at_s,
+        )
+        return replace(record, ready_at_s=min(self.now_s, claimant.submitted_at_s or self.now_s))

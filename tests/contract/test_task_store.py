@@ -191,9 +191,9 @@ def test_a_task_that_kills_its_workers_ends_at_its_crash_limit(
         (claim,) = harness.store.claim([message(task, crash_limit=limit)], "w1", LEASE_S)
         assert claim.verdict == Verdict.RUN
         harness.advance(LEASE_S + 1)
-    for _ in range(2):
+    for verdict in (Verdict.CRASHED, Verdict.UNBURIED):
         (claim,) = harness.store.claim([message(task, crash_limit=limit)], "w1", LEASE_S)
-        assert (claim.verdict, claim.attempts) == (Verdict.CRASHED, runs)
+        assert (claim.verdict, claim.attempts) == (verdict, runs)
     record = harness.store.get(task.id)
     assert (record.state, record.crashes, record.error and record.error["type"]) == ("failed", runs, "WorkerLostError")
     document = json.loads(harness.result(task.id) or "")
@@ -276,7 +276,7 @@ def test_a_crash_gives_the_claim_back_at_once_until_the_limit(harness: StoreHarn
         assert harness.store.crashed(task.id, claim.token, "w1") == (crashes, crashes == 3)
         assert harness.store.crashed(task.id, claim.token, "w1") == (crashes, crashes == 3)  # counted once
     assert harness.store.get(task.id).state == "failed"
-    assert harness.store.claim([message(task)], "w1", LEASE_S)[0].verdict == Verdict.CRASHED
+    assert harness.store.claim([message(task)], "w1", LEASE_S)[0].verdict == Verdict.UNBURIED
     assert harness.result(task.id) is not None
     assert harness.store.crashed("nobody", 1, "w1") == (0, False)
 
@@ -499,7 +499,7 @@ def real(redis_url: str) -> Iterator[RedisHarness]:
     harness.close()
 
 
-def test_every_key_has_an_end(real: RedisHarness) -> None:
+def test_every_key_of_one_task_or_worker_has_an_end(real: RedisHarness) -> None:
     submitted(real)
     done, token = started(real)
     real.store.finish(done.id, token, 0, "success", None, b"{}", 60)
@@ -510,6 +510,8 @@ def test_every_key_has_an_end(real: RedisHarness) -> None:
     real.store.renew([(lost.id, token, message(lost))], "w1", LEASE_S)
     real.store.claim([message(new())], "w1", LEASE_S)
     ends = {key: real.client.ttl(key) for key in real.stored_keys()}
+    for lasting in ("accounts", "ready:inference.batch"):
+        assert ends.pop(f"{real.prefix}{lasting}") == -1
     assert len(ends) == 8
     assert all(0 < ttl_s <= 30 * 86400 for ttl_s in ends.values()), ends
     assert ends[f"{real.prefix}{{{done.id}}}:task"] <= 86400

@@ -11,7 +11,7 @@ import redis
 from inference_tasks.state.store import TaskStore
 from inference_tasks.testing.store import FakeTaskStore
 
-_MOMENTS = ("submitted_at_s", "started_at_s", "finished_at_s", "expires_at_s", "held_until_s")
+_MOMENTS = ("submitted_at_s", "started_at_s", "finished_at_s", "expires_at_s", "held_until_s", "ready_at_s", "due_at_s")
 
 
 class StoreHarness(Protocol):
@@ -71,7 +71,10 @@ class RedisHarness:
                     value = self.client.hget(key, name)
                     if value:
                         self.client.hset(key, name, f"{float(value) - seconds:.6f}")
-            elif key.startswith(f"{self.prefix}worker:"):
+            elif key.startswith(f"{self.prefix}ready:"):
+                for member, score in self.client.zrange(key, 0, -1, withscores=True):
+                    self.client.zadd(key, {member: f"{score - seconds:.6f}"})
+            elif key.startswith((f"{self.prefix}worker:", f"{self.prefix}lease:")):
                 self.client.pexpire(key, max(0, int(self.client.pttl(key) - seconds * 1000)))
 
     def lose_all(self) -> None:

@@ -1,21 +1,28 @@
 -- Ends a run whose process died without a report: a crash more, the claim given back.
--- KEYS     task record; the Celery result beside it is written only where the task ends here
--- ARGV[1]  token   ARGV[2] default crash limit   ARGV[3] lifetime of a finished record, seconds   ARGV[4] id
+-- KEYS     accounts, away, task record; the Celery result beside it is written only where the task ends here
+-- ARGV[1]  start of the ready keys
+-- ARGV[2]  token   ARGV[3] default crash limit   ARGV[4] lifetime of a finished record, seconds
 -- Returns  crashes, and 1 if the task is over (else 0), apart by \31
 -- Atomic. A claim that is over already, or a task that has ended, is not touched.
 
-local key = KEYS[1]
-local record = redis.call('HMGET', key, 'state', 'token', 'crashes', 'crash_limit')
+local key = KEYS[3]
+local record = redis.call('HMGET', key, 'state', 'token', 'crashes', 'crash_limit', 'tier_first', 'tier', 'lane',
+  'ready_at_s')
 local crashes = tonumber(record[3]) or 0
-if record[1] ~= 'processing' or record[2] ~= ARGV[1] then
+if record[1] ~= 'processing' or record[2] ~= ARGV[2] then
   return crashes .. FIELD .. (END[record[1] or ''] and 1 or 0)
 end
 crashes = crashes + 1
-if crashes >= (tonumber(record[4] or '') or tonumber(ARGV[2])) then
-  local now = clock()
-  fail_crashed(key, ARGV[3], ARGV[4], crashes, now)
-  return crashes .. FIELD .. 1
+local now = clock()
+local is_over = crashes >= (tonumber(record[4] or '') or tonumber(ARGV[3]))
+if is_over then
+  fail_crashed(key, ARGV[4], id_of(key), crashes, now)
+  moved(record[5], 'processing', 'failed')
+else
+  redis.call('HSET', key, 'state', 'pending', 'crashes', crashes)
+  redis.call('HDEL', key, 'held_until_s', 'worker')
+  moved(record[5], 'processing', 'pending')
+  arrives(id_of(key), 'pending', record[6], record[7], record[8] or moment(now))
 end
-redis.call('HSET', key, 'state', 'pending', 'crashes', crashes)
-redis.call('HDEL', key, 'held_until_s', 'worker')
-return crashes .. FIELD .. 0
+settle()
+return crashes .. FIELD .. (is_over and 1 or 0)

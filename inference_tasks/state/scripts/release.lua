@@ -1,13 +1,20 @@
 -- Gives back claims: as if they had not been made, but for the token, which never shrinks.
--- KEYS     one task record each
--- ARGV     one per key: the claim's token; then how many attempts are taken back: 1 if the runs never started, else 0
+-- KEYS     accounts, away, then one task record each
+-- ARGV[1]  start of the ready keys   ARGV[2] how many attempts are taken back: 1 if the runs never started, else 0
+-- ARGV[3…] one per record: the claim's token
 -- Returns  nothing
--- Atomic over the whole batch; a claim that is over, or not of this token, is not touched.
+-- Atomic over the whole batch; a claim that is over, or not of this token, is not touched. A task waits again where and
+-- since when it did; one that had been parked is so no more.
 
-for i = 1, #KEYS do
-  local record = redis.call('HMGET', KEYS[i], 'state', 'token', 'attempts')
+local now = moment((clock()))
+for i = 3, #KEYS do
+  local key = KEYS[i]
+  local record = redis.call('HMGET', key, 'state', 'token', 'attempts', 'tier_first', 'tier', 'lane', 'ready_at_s')
   if record[1] == 'processing' and record[2] == ARGV[i] then
-    redis.call('HSET', KEYS[i], 'state', 'pending', 'attempts', record[3] - ARGV[#KEYS + 1])
-    redis.call('HDEL', KEYS[i], 'held_until_s', 'worker', 'started_at_s')
+    redis.call('HSET', key, 'state', 'pending', 'attempts', record[3] - ARGV[2])
+    redis.call('HDEL', key, 'held_until_s', 'worker', 'started_at_s')
+    moved(record[4], 'processing', 'pending')
+    arrives(id_of(key), 'pending', record[5], record[6], record[7] or now)
   end
 end
+settle()

@@ -1,0 +1,94 @@
+-- Read after prelude.lua, before the scripts that change states; never run alone.
+-- Keeps the counts, `away` and the ready indices in step with the records. These scripts take KEYS[1] accounts, KEYS[2]
+-- away, then their own keys, and ARGV[1] what the keys of the ready indices begin with. What changes is summed up, and
+-- applied by settle(), once at the end of a script: a few calls for a batch, however large.
+-- invariant: a task is in the index of the queue of its record's tier and lane while it is pending or retrying, and
+-- counts as away while it is retrying, or pending in `returned`. So no record keeps a mark that could be wrong.
+
+local ACCOUNTS, AWAY, READY = KEYS[1], KEYS[2], ARGV[1]
+local ID_FROM = #ACCOUNTS - 6
+local deltas, away_deltas, arrivals, departures = {}, {}, {}, {}
+
+-- The id in a task's key, which keys.py makes of prefix, {id} and :task.
+local function id_of(task_key) return string.sub(task_key, ID_FROM, -7) end
+
+local function count(tier_first, name, by)
+  local field = tier_first .. ':' .. name
+  deltas[field] = (deltas[field] or 0) + by
+end
+
+-- Counts a change of state; without a state before, the task is admitted.
+local function moved(tier_first, before, after)
+  if before == after then return end
+  if before then count(tier_first, before, -1) else count(tier_first, 'admitted', 1) end
+  count(tier_first, after, 1)
+end
+
+local function ready_key(tier, lane)
+  if lane == 'fresh' then return READY .. '.' .. tier end
+  return READY .. '.' .. tier .. '.' .. lane
+end
+
+local function waits(state) return state == 'pending' or state == 'retrying' end
+
+local function count_away(state, tier, lane, by)
+  if state == 'retrying' or lane == 'returned' then away_deltas[tier] = (away_deltas[tier] or 0) + by end
+end
+
+-- not for work without a tier: it lies in no queue of ours.
+local function arrives(id, state, tier, lane, ready_at)
+  if tier == '' then return end
+  local key = ready_key(tier, lane)
+  local list = arrivals[key]
+  if not list then
+    list = {}
+    arrivals[key] = list
+  end
+  list[#list + 1] = ready_at
+  list[#list + 1] = id
+  count_away(state, tier, lane, 1)
+end
+
+local function unlist(id, key)
+  local list = departures[key]
+  if not list then
+    list = {}
+    departures[key] = list
+  end
+  list[#list + 1] = id
+end
+
+local function departs(id, state, tier, lane)
+  if not waits(state) or tier == '' then return end
+  unlist(id, ready_key(tier, lane))
+  count_away(state, tier, lane, -1)
+end
+
+local function in_pieces(command, key, list)
+  for from = 1, #list, 2000 do
+    redis.call(command, key, unpack(list, from, math.min(from + 1999, #list)))
+  end
+end
+
+local function settle()
+  local is_first = false
+  for field, by in pairs(deltas) do
+    if by ~= 0 and redis.call('HINCRBY', ACCOUNTS, field, by) == by then is_first = true end
+  end
+  if is_first then redis.call('HSETNX', ACCOUNTS, 'since_s', moment((clock()))) end
+  for tier, by in pairs(away_deltas) do
+    if by ~= 0 then redis.call('HINCRBY', AWAY, tier, by) end
+  end
+  for key, list in pairs(departures) do in_pieces('ZREM', key, list) end
+  for key, list in pairs(arrivals) do in_pieces('ZADD', key, list) end
+end
+
+-- Takes a letter out of the index of the dead; returns the first tier and the kind that it is counted under, an empty
+-- kind where it is not counted, nil where there is none.
+local function unearth(dead_key, letters_key, id)
+  local stored = redis.call('HGET', letters_key, id)
+  if not stored then return nil end
+  redis.call('ZREM', dead_key, id)
+  redis.call('HDEL', letters_key, id)
+  return string.match(stored, '^([^\31]*)\31([^\31]*)\31')
+end
