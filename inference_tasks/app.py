@@ -252,7 +252,7 @@ class Inference:
         router = TierRouter(self.celery_app, settings.default_tier, _queue_by_lane(topology))
         defaults = celery_defaults(conf, settings, topology, router)
         # Defaults come after what was set on app.conf itself; these must not.
-        for key in ("result_backend", "result_backend_transport_options", "task_routes"):
+        for key in ("result_backend", "result_backend_transport_options", "task_routes", "beat_schedule"):
             if conf.value_set_for(key):
                 conf[key] = defaults[key]
         self._settings = settings

@@ -14,6 +14,7 @@ from kombu import Exchange, Queue
 
 from inference_routing.tier import TIER_NAMES
 from inference_routing.topology import Topology
+from inference_tasks.schedule import LONGEST_SLEEP_S, SCHEDULER, MaintenanceRoute, beat_schedule
 from inference_tasks.settings import Settings
 
 __all__ = ["AMQP_CLASS", "CONSUMER_CLASS", "RESULT_BACKEND", "TASK_CLASS", "celery_defaults", "celery_problems"]
@@ -130,6 +131,8 @@ def celery_defaults(
         "worker_concurrency": settings.worker.slots,
         "worker_pool": settings.worker.pool,
         "worker_prefetch_multiplier": 1,
+        "beat_scheduler": SCHEDULER,
+        "beat_max_loop_interval": LONGEST_SLEEP_S,
         # How long a new pool process may take to say that it is alive: its models are loaded before.
         "worker_proc_alive_timeout": settings.worker.model_load_timeout_s,
     }
@@ -162,7 +165,9 @@ def celery_defaults(
     promised = {key: promise.value for key, promise in _PROMISES.items()}
     chosen = {key: value for key, value in (preferred | promised).items() if not conf.value_set_for(key)}
     # The router of the tiers comes last: what the user routes elsewhere goes there.
-    return chosen | derived | {"task_routes": [*routes, route]}
+    routes = [MaintenanceRoute(topology), *routes, route]
+    users_schedule = _mapping(conf.get("beat_schedule")) if conf.value_set_for("beat_schedule") else {}
+    return chosen | derived | {"task_routes": routes, "beat_schedule": {**beat_schedule(settings), **users_schedule}}
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -17,7 +17,7 @@ from inference_tasks.state.records import TaskRecord
 
 __all__ = ["InferenceApp"]
 
-_SECTIONS = ("broker", "state", "worker", "retry", "tiers", "default_tier", "namespace")
+_SECTIONS = ("broker", "state", "worker", "retry", "tiers", "aging", "maintenance", "default_tier", "namespace")
 _CELERY_PARAMETERS = tuple(
     name
     for name, parameter in inspect.signature(Celery.__init__).parameters.items()
@@ -40,6 +40,8 @@ class InferenceApp(Celery):
         worker: Mapping[str, object] | None = None,
         retry: Mapping[str, object] | None = None,
         tiers: Mapping[str, Mapping[str, object]] | None = None,
+        aging: Mapping[str, object] | None = None,
+        maintenance: Mapping[str, object] | None = None,
         default_tier: str | None = None,
         namespace: str | None = None,
         config_namespace: str | None = None,
@@ -54,6 +56,8 @@ class InferenceApp(Celery):
             worker: the settings of section ``worker``.
             retry: the settings of section ``retry``.
             tiers: {tier: its settings}.
+            aging: the settings of section ``aging``.
+            maintenance: the settings of section ``maintenance``.
             default_tier: tier of tasks that name none.
             namespace: first part of the names of exchange and queues.
             config_namespace: what Celery calls ``namespace``: the prefix of the keys of its configuration source.
@@ -72,6 +76,8 @@ class InferenceApp(Celery):
             "worker": worker,
             "retry": retry,
             "tiers": tiers,
+            "aging": aging,
+            "maintenance": maintenance,
             "default_tier": default_tier,
             "namespace": namespace,
         }

@@ -3,7 +3,9 @@
 from inference_tasks.settings.document import settings_document
 from inference_tasks.settings.reading import CONFIG_VARIABLE, find_file, load_settings
 from inference_tasks.settings.sections import (
+    AgingSettings,
     BrokerSettings,
+    MaintenanceSettings,
     RetrySettings,
     StateSettings,
     TierSettings,
@@ -15,7 +17,9 @@ from inference_tasks.settings.tree import SettingRow, Settings
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "AgingSettings",
     "BrokerSettings",
+    "MaintenanceSettings",
     "RetrySettings",
     "SettingRow",
     "Settings",

@@ -13,7 +13,9 @@ from typing import Literal, TypeVar, cast
 from inference_routing.tier import Overflow
 
 __all__ = [
+    "AgingSettings",
     "BrokerSettings",
+    "MaintenanceSettings",
     "RetrySettings",
     "StateSettings",
     "TierSettings",
@@ -258,6 +260,51 @@ class RetrySettings:
         "What an error does that a task does not name in retry_on and that is neither a TemporaryError nor a "
         "PermanentError. fail: the task has failed, for a mistake in the code fails each time. retry: it is tried "
         "again all the same.",
+    )
+
+
+@dataclass(frozen=True)
+class AgingSettings:
+    """How waiting tasks move up a tier; after how long is said by each tier's ``ages_after_s``."""
+
+    every_s: float = setting(
+        10.0,
+        "How often the maintenance worker looks for tasks that have waited long enough to move up. Too low: looks that "
+        "find nothing. Too high: tasks move up that much later.",
+        above=0,
+        maximum=3600,
+    )
+    ready_max: int = setting(
+        1000,
+        "How many promoted tasks may wait in a tier at a time; more of them move up as those are served. Too low: the "
+        "aged lane runs empty between two looks. Too high: they have lost their place below and wait above instead.",
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True)
+class MaintenanceSettings:
+    """What the maintenance worker does besides aging."""
+
+    account_every_s: float = setting(
+        10.0,
+        "How often dropped tasks are recorded and dead letters of the broker's own making are listed. Too high: whoever "
+        "waits for the result of a dropped task learns it that much later.",
+        above=0,
+        maximum=3600,
+    )
+    reconcile_every_s: float = setting(
+        60.0,
+        "How often records of waiting tasks are compared with the queues. A message must be missed twice in a row "
+        "before its task counts as lost.",
+        minimum=1,
+        maximum=86400,
+    )
+    reconcile_after_s: float = setting(
+        600.0,
+        "How long a task must have waited before its message can count as gone without a trace (a purged queue). Too "
+        "low: a message that is only on its way is given up. Too high: its task shows as pending that much longer.",
+        minimum=1,
     )
 
 

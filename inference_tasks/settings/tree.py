@@ -13,7 +13,9 @@ from inference_routing.policy import Policy
 from inference_routing.tier import Tier
 from inference_routing.topology import Topology, build_topology
 from inference_tasks.settings.sections import (
+    AgingSettings,
     BrokerSettings,
+    MaintenanceSettings,
     RetrySettings,
     StateSettings,
     TiersSettings,
@@ -44,6 +46,8 @@ class Settings:
     worker: WorkerSettings = field(default=WorkerSettings())
     retry: RetrySettings = field(default=RetrySettings())
     tiers: TiersSettings = field(default=TiersSettings())
+    aging: AgingSettings = field(default=AgingSettings())
+    maintenance: MaintenanceSettings = field(default=MaintenanceSettings())
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def __post_init__(self) -> None:
