@@ -10,6 +10,7 @@ __all__ = [
     "DEFAULT_PREFIX",
     "accounts",
     "away",
+    "beat",
     "bell",
     "counters",
     "dead",
@@ -80,6 +81,11 @@ def dead(prefix: str) -> str:
 def dead_letters(prefix: str) -> str:
     """Key of what is known of the dead letters: a hash, id by the first tier and kind it counts under, and JSON."""
     return f"{prefix}dead:letters"
+
+
+def beat(prefix: str) -> str:
+    """First part of the keys of the beat schedule, which celery-redbeat names: its entries, its lock."""
+    return f"{prefix}beat"
 
 
 def lease(prefix: str, name: str) -> str:

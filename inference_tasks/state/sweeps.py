@@ -83,6 +83,10 @@ class Sweeps(Calling):
         args += (packing.joined(generation, hop) for _, generation, hop in gone)
         return int(self._change("dropped", self._task_keys(task_id for task_id, _, _ in gone), args))
 
+    def server_time_s(self) -> float:
+        """Return the time by the clock of the records, unix seconds."""
+        return float(as_text(self._call("time", ())))
+
     def lease(self, name: str, holder: str, ttl_s: float) -> bool:
         """Take, or prolong, the lease of a piece of work for ``ttl_s`` seconds; False if another has it."""
         args = (holder, max(1, round(ttl_s * 1000)))

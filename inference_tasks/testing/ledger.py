@@ -124,6 +124,11 @@ class FakeLedger:
             ended += 1
         return ended
 
+    def server_time_s(self) -> float:
+        """As ``TaskStore.server_time_s``."""
+        self._reach()
+        return self.now_s
+
     def lease(self, name: str, holder: str, ttl_s: float) -> bool:
         """As ``TaskStore.lease``."""
         self._reach()
