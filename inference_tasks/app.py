@@ -111,6 +111,8 @@ class Inference:
             unfinished_ttl_s=state.unfinished_ttl_s,
             finished_ttl_s=state.finished_ttl_s,
             max_crashes=self.settings.worker.max_crashes,
+            namespace=self.settings.namespace,
+            bounds=self.settings.bounds(),
             socket_timeout_s=state.socket_timeout_s,
         )
 
@@ -125,6 +127,8 @@ class Inference:
                 settings.state.prefix,
                 unfinished_ttl_s=settings.state.unfinished_ttl_s,
                 socket_timeout_s=settings.state.socket_timeout_s,
+                namespace=settings.namespace,
+                bounds=settings.bounds(),
                 revive=self.declare_topology if settings.origin("state.url") == EMBEDDED else None,
             ),
             rates=self.store.rates,
@@ -171,7 +175,7 @@ class Inference:
             publisher=self.publisher,
             exchange=self.settings.namespace,
             queue_by_lane=self.queue_by_lane,
-            bounds={name: one.bound for name, one in self.settings.tiers.items()},
+            bounds=self.settings.bounds(),
             delay_prefix=self.topology.delay_prefix,
         )
 

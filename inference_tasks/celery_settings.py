@@ -158,6 +158,7 @@ def celery_defaults(
         "result_backend_transport_options": {
             **_mapping(conf.get("result_backend_transport_options")),
             "global_keyprefix": settings.state.prefix,
+            "namespace": settings.namespace,
             "unfinished_ttl_s": settings.state.unfinished_ttl_s,
             "finished_ttl_s": settings.state.finished_ttl_s,
         },

@@ -43,6 +43,7 @@ __all__ = [
     "TopologyMismatchError",
     "UnknownOptionError",
     "UnknownTierError",
+    "kept_delay_s",
     "nearest",
 ]
 
@@ -54,6 +55,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most like ``name``, or None when nothing is near enough to be meant."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def kept_delay_s(what: str, delay_s: object) -> float:
+    """Return a delay that the broker can keep, in seconds; one below zero has passed already.
+
+    Raises:
+        CallerError: it is no number, or too long; ``what`` says of what it is the delay.
+    """
+    if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not delay_s <= LONGEST_DELAY_S:
+        raise CallerError(f"{what}: expected a number of seconds up to {LONGEST_DELAY_S}, found {delay_s!r:.80}.")
+    return max(0.0, float(delay_s))
 
 
 def _rebuild(cls: type[InferenceError], message: str, data: dict[str, object]) -> InferenceError:
@@ -283,12 +295,7 @@ class RetryAfter(TemporaryError):  # noqa: N818  # reads as what it asks for: ra
         Raises:
             CallerError: it is no number, or longer than the broker can keep a message.
         """
-        found: object = seconds
-        if isinstance(found, bool) or not isinstance(found, int | float) or not found <= LONGEST_DELAY_S:
-            raise CallerError(
-                f"RetryAfter: expected a number of seconds up to {LONGEST_DELAY_S}, found {seconds!r:.80}."
-            )
-        self.delay_s = max(0.0, float(seconds))
+        self.delay_s = kept_delay_s("RetryAfter", seconds)
         super().__init__(reason or f"to be tried again in {self.delay_s:g} s")
 
 

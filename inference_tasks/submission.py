@@ -167,6 +167,7 @@ class MessageTemplate:
             "asked": choice.asked,
             "lane": choice.lane,
             "gen": 0,
+            "hop": 0,
             "submitted_at_s": now_s,
             "expires_at_s": expires_at_s,
             "crash_limit": task.max_crashes,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
 
-from celery import Task
-
 from inference_tasks.errors import CallerError, UnknownOptionError
+from inference_tasks.retries import RetryingTask, backoff_of, errors_of
 from inference_tasks.routes import full_tier_name
 
 if TYPE_CHECKING:
     from celery import Celery
 
+    from inference_routing.backoff import Backoff
     from inference_tasks.client import Client
     from inference_tasks.handles import BatchSubmission, Call, TaskHandle
 
@@ -58,7 +58,7 @@ class SubmitOptions:
 SUBMIT_OPTIONS = tuple(SubmitOptions.__dataclass_fields__)
 
 
-class InferenceTask(Task[P, R]):
+class InferenceTask(RetryingTask[P, R]):
     """A Celery task with a tier.
 
     Called, it runs in place, like the function. ``delay``, ``apply_async``, ``s`` and the rest of Celery work on it;
@@ -196,10 +196,16 @@ class InferenceDecorator:
         soft_time_limit_s: float | None = None,
         max_attempts: int | None = None,
         max_crashes: int | None = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        backoff_s: Backoff | Sequence[float] | float | None = None,
+        jitter: bool | None = None,
         name: str | None = None,
         ignore_result: bool | None = None,
         throws: tuple[type[Exception], ...] = (),
         autoretry_for: tuple[type[Exception], ...] = (),
+        retry_backoff: bool | float | None = None,
+        retry_backoff_max: int | None = None,
+        retry_jitter: bool | None = None,
         rate_limit: str | None = None,
         check_arguments: bool = True,
         **unknown: Never,
@@ -216,10 +222,16 @@ class InferenceDecorator:
         soft_time_limit_s: float | None = None,
         max_attempts: int | None = None,
         max_crashes: int | None = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        backoff_s: Backoff | Sequence[float] | float | None = None,
+        jitter: bool | None = None,
         name: str | None = None,
         ignore_result: bool | None = None,
         throws: tuple[type[Exception], ...] = (),
         autoretry_for: tuple[type[Exception], ...] = (),
+        retry_backoff: bool | float | None = None,
+        retry_backoff_max: int | None = None,
+        retry_jitter: bool | None = None,
         rate_limit: str | None = None,
         check_arguments: bool = True,
         **unknown: Never,
@@ -238,8 +250,12 @@ class InferenceDecorator:
             * ``time_limit_s``, ``soft_time_limit_s``: the longest a run may take; at the first its process is killed,
               at the second ``SoftTimeLimitExceeded`` is raised in it.
             * ``max_attempts``, ``max_crashes``: how many runs may fail, and how many may end without a report.
+            * ``retry_on``: errors after which it is tried again, beside ``TemporaryError``, which always is, and
+              ``PermanentError``, which never is. Others: the setting ``retry.other_errors``.
+            * ``backoff_s``: delays between the tries: ``(1, 5, 30)``, the last of which repeats, or a ``Backoff``; by
+              default the settings of section ``retry``. ``jitter``: whether chance lengthens them, by up to a quarter.
             * ``name``, ``bind`` (the task is the first argument), ``ignore_result``, ``throws``, ``autoretry_for``,
-              ``rate_limit``: as in Celery.
+              ``retry_backoff``, ``retry_backoff_max``, ``retry_jitter``, ``rate_limit``: as in Celery.
             * ``check_arguments``: against the signature, before anything is sent; on by default.
 
         Raises:
@@ -249,7 +265,7 @@ class InferenceDecorator:
         """
         chosen = _task_options(options)
         # Lazy, as in Celery: nothing of the configuration is read before the task is used.
-        create = partial(self._celery_app.task, base=InferenceTask, shared=False, **chosen)
+        create = partial(self._celery_app.task, base=InferenceTask, shared=False, follows_settings=True, **chosen)
         return create()(function) if function is not None else create()
 
 
@@ -258,13 +274,19 @@ _CELERY_NAMES: Mapping[str, str] = {
     "timeout_s": "timeout_s",
     "time_limit_s": "time_limit",
     "soft_time_limit_s": "soft_time_limit",
-    "max_attempts": "max_retries",
+    "max_attempts": "max_attempts",
     "max_crashes": "max_crashes",
+    "retry_on": "retry_on",
+    "backoff_s": "backoff",
+    "jitter": "jitter",
     "name": "name",
     "bind": "bind",
     "ignore_result": "ignore_result",
     "throws": "throws",
     "autoretry_for": "autoretry_for",
+    "retry_backoff": "retry_backoff",
+    "retry_backoff_max": "retry_backoff_max",
+    "retry_jitter": "retry_jitter",
     "rate_limit": "rate_limit",
     "check_arguments": "typing",
 }
@@ -278,15 +300,19 @@ def _task_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UnknownOptionError(option, _CELERY_NAMES, where="@app.inference")
         if value is None:
             continue
-        if option.endswith("_s") and not 0 < value < float("inf"):
+        if option == "backoff_s":
+            value = backoff_of(value)
+        elif option.endswith("_s") and not 0 < value < float("inf"):
             raise CallerError(f"@app.inference: {option}: expected a number of seconds above 0, found {value!r}.")
         if option in ("max_attempts", "max_crashes") and (not isinstance(value, int) or value < 1):
             raise CallerError(f"@app.inference: {option}: expected a whole number above 0, found {value!r}.")
         if option == "tier":
             value = full_tier_name(value)
+        if option == "retry_on":
+            value = errors_of(value)
         if option == "max_attempts":
             # Celery counts the tries after the first.
-            value -= 1
+            chosen["max_retries"] = value - 1
         chosen[_CELERY_NAMES[option]] = value
     soft, hard = chosen.get("soft_time_limit"), chosen.get("time_limit")
     if soft is not None and hard is not None and soft > hard:

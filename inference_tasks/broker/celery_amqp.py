@@ -9,6 +9,7 @@ message, the options that it does not know.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +22,7 @@ from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 from kombu.utils.functional import retry_over_time
 
-from inference_tasks.broker.addressing import Address, TierDoor, TierRequest, address
+from inference_tasks.broker.addressing import Address, TierDoor, TierRequest, address, first_headers
 from inference_tasks.broker.entities import declarations
 from inference_tasks.broker.messages import PERSISTENT, Outgoing, Properties, error_for
 from inference_tasks.errors import (
@@ -30,6 +31,7 @@ from inference_tasks.errors import (
     InferenceError,
     OutcomeUnknownError,
     StateUnavailableError,
+    kept_delay_s,
 )
 from inference_tasks.routes import HEADER
 
@@ -91,6 +93,25 @@ class InferenceAMQP(AMQP):
         if channel is None or self._leads_home(channel):
             return TierProducer(self, channel if isinstance(channel, Connection) else None, **_known(kwargs))
         return KombuProducer(channel, *args, **kwargs)
+
+    def as_task_v2(
+        self,
+        task_id: str,
+        name: str,
+        args: Any = None,
+        kwargs: Any = None,
+        countdown: float | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        """Build a task message as Celery does; a delay below zero has passed, one that nothing can keep is an error.
+
+        Raises:
+            CallerError: the delay is no number, or longer than the broker can keep a message.
+        """
+        if countdown is not None:
+            countdown = kept_delay_s("countdown", countdown)
+        return super().as_task_v2(task_id, name, args, kwargs, countdown, *others, **options)
 
     def _leads_home(self, channel: Any) -> bool:
         connection = channel if isinstance(channel, Connection) else getattr(channel, "connection", None)
@@ -255,7 +276,7 @@ class TierProducer:
         found = self._address(routing_key, headers, asked_tier, timeout_s)
         if found is not None:
             exchange_name, routing_key = found.exchange, found.routing_key
-            headers[HEADER] = dict(found.header)
+            headers = {**first_headers(headers), HEADER: dict(found.header)}
             # A time to live in the broker would take the message away without a trace in its record.
             expiration = None
         is_task = "task" in headers
@@ -299,6 +320,10 @@ class TierProducer:
             _with_policy(once, retry_policy or {})
         else:
             once()
+        running = self._amqp.app.current_worker_task
+        if found is not None and running is not None and running.request.id == found.task.id:
+            # For the record, which the result backend writes: Celery tells it of the error that led to a retry only.
+            running.request.update(inference_due_at_s=found.task.due_at_s or time.time())
 
     def _address(
         self, routing_key: str, headers: Mapping[str, Any], asked_tier: object, timeout_s: float | None

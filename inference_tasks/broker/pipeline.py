@@ -13,16 +13,17 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from inference_routing.admission import RefusalReason
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
+from inference_tasks.broker.state_port import StatePort
 from inference_tasks.broker.tickets import UNDER_WAY, Encoded, Flight, Stage, Ticket, Verdict
 from inference_tasks.broker.waiting import Waiting
-from inference_tasks.state.records import END_STATES, NewTask, SubmitAnswer
+from inference_tasks.state.records import END_STATES, PARKED
 
-__all__ = ["Pipeline", "PipelineSettings", "StatePort"]
+__all__ = ["Pipeline", "PipelineSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +38,6 @@ RATES_FRESH_S = 1.0
 # Waking the loop and writing to the socket cost more than a small message itself.
 LINGER_S = 0.02
 LAST_WRITE_S = 0.5  # for what lingers when the loop ends
-
-
-class StatePort(Protocol):
-    """What the publisher needs of the state store; used in its loop only."""
-
-    async def submit(self, tasks: Sequence[NewTask], /) -> Sequence[SubmitAnswer]:
-        """Write the records that do not exist yet, in one round trip."""
-
-    async def retract(self, task_ids: Sequence[str], nonce: str, /) -> int:
-        """Delete those records that this nonce created and that nobody has started."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
 
 
 @dataclass(frozen=True)
@@ -222,11 +210,15 @@ class Pipeline:
                 self._settle(flight, Unavailable(str(exc) or type(exc).__name__, part="state"))
             return
         orphans: list[Flight] = []
+        parked: list[Flight] = []
         for flight, answer in zip(flights, answers, strict=True):
             flight.created = answer.created
             if flight.stage is Stage.SETTLED:
                 # Its caller's time was over while the record was written.
                 orphans.append(flight)
+            elif answer.state == PARKED:
+                flight.stage = Stage.LEAVING
+                parked.append(flight)
             elif answer.state in END_STATES:
                 self._settle(flight, Accepted(published=False))
             else:
@@ -234,6 +226,8 @@ class Pipeline:
                 self._to_write.put(flight)
         if orphans:
             self._in_background(self._retract(orphans))
+        if parked:
+            self._in_background(self._refuse(parked, "parked"))
 
     async def _write(self, flights: list[Flight]) -> None:
         try:
@@ -292,11 +286,14 @@ class Pipeline:
         await asyncio.sleep(0)
         flights, self._refused = self._refused, []
         await self._retract(flights)
+        await self._refuse(flights, "full")
+
+    async def _refuse(self, flights: Iterable[Flight], reason: RefusalReason) -> None:
         await self._refresh_rates()
         for flight in flights:
             task = flight.outgoing.task
             drained_per_s = self._rates.get(task.tier) if task is not None else None
-            self._settle(flight, Refused("full", drained_per_s))
+            self._settle(flight, Refused(reason, drained_per_s))
 
     async def _refresh_rates(self) -> None:
         if self._settings.rates is None or self._loop.time() - self._rates_at_s < RATES_FRESH_S:

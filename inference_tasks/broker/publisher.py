@@ -15,11 +15,13 @@ from redis.asyncio import Redis
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.link import LinkSettings, broker_urls
 from inference_tasks.broker.messages import Outcome, Outgoing, TooLarge, Unknown
-from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings, StatePort
+from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings
+from inference_tasks.broker.state_port import StatePort
 from inference_tasks.broker.tickets import Encoded, Ticket
 from inference_tasks.broker.wire import HEADER_FRAME_BYTES
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.aio import AsyncTaskStore
+from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import NewTask, SubmitAnswer
 from inference_tasks.state.store import UNFINISHED_TTL_S, plain_url
 
@@ -42,10 +44,13 @@ class _RedisRecords(AsyncTaskStore):
         self,
         client: Redis[bytes],
         prefix: str,
+        *,
         unfinished_ttl_s: float,
+        namespace: str,
+        bounds: Mapping[str, int] | None,
         revive: Callable[[], object] | None,
     ) -> None:
-        super().__init__(client, prefix, unfinished_ttl_s=unfinished_ttl_s)
+        super().__init__(client, prefix, unfinished_ttl_s=unfinished_ttl_s, namespace=namespace, bounds=bounds)
         self._redis = client
         self._revive = revive
 
@@ -68,11 +73,14 @@ def redis_records(
     *,
     unfinished_ttl_s: float = UNFINISHED_TTL_S,
     socket_timeout_s: float = 2.0,
+    namespace: str = DEFAULT_NAMESPACE,
+    bounds: Mapping[str, int] | None = None,
     revive: Callable[[], object] | None = None,
 ) -> Callable[[], StatePort]:
     """Return what makes the publisher's state port on a Redis; called again in every process that publishes.
 
     Args:
+        bounds: {tier: bound}, for the refusal of what is new while too much is parked.
         revive: starts the server again when it is gone, where it is the embedded broker's.
     """
 
@@ -80,7 +88,9 @@ def redis_records(
         client = Redis.from_url(
             plain_url(url), socket_timeout=socket_timeout_s, socket_connect_timeout=socket_timeout_s
         )
-        return _RedisRecords(client, prefix, unfinished_ttl_s, revive)
+        return _RedisRecords(
+            client, prefix, unfinished_ttl_s=unfinished_ttl_s, namespace=namespace, bounds=bounds, revive=revive
+        )
 
     return make
 

@@ -75,6 +75,10 @@ class Settings:
         scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
         return f"{scheme}://{user}@{host}:{port}"
 
+    def bounds(self) -> dict[str, int]:
+        """Return {tier: how many fresh tasks may wait}."""
+        return {name: one.bound for name, one in self.tiers.items()}
+
     def backoff(self) -> Backoff:
         """Return the delays between the tries of a task that names none of its own."""
         return Backoff(base_s=self.retry.base_s, factor=self.retry.factor, cap_s=self.retry.cap_s)

@@ -3,7 +3,7 @@
 Used as ``result_backend = "inference_tasks.state.backend:RecordBackend+redis://…"``. Reading, waiting, groups and
 chords are Celery's own; only where keys lie and how a result is written differs. The key prefix is Celery's
 ``global_keyprefix`` in ``result_backend_transport_options``; there ``unfinished_ttl_s`` and ``finished_ttl_s`` set the
-lifetimes of records.
+lifetimes of records, and ``namespace`` names the queues.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from redis import exceptions
 
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state import keys
+from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import Finish, State, TaskError
 from inference_tasks.state.store import FINISHED_TTL_S, UNFINISHED_TTL_S, TaskStore
 
@@ -49,10 +50,10 @@ class RecordBackend(RedisBackend):
     """Result backend that keeps records and results together.
 
     A write within a claim carries its token and generation, which the worker puts into the request
-    (``inference_token``, ``inference_gen``); it is repeated until Redis takes it, because the message may be acked
-    only after it. A write of a claim that is over is refused, logged and counted, and starts no chord and no errback.
-    Writes without a token (eager tasks, other workers, chains that fail) work as in Celery, except that they change
-    neither an end state nor a task that a live claim holds.
+    (``inference_token``, ``inference_gen``; ``inference_due_at_s`` is put there by a retry); it is repeated until Redis
+    takes it, because the message may be acked only after it. A write of a claim that is over is refused, logged and
+    counted, and starts no chord and no errback. Writes without a token (eager tasks, other workers, chains that fail)
+    work as in Celery, except that they change neither an end state nor a task that a live claim holds.
 
     Results are JSON, whatever ``result_serializer`` says.
     """
@@ -77,6 +78,7 @@ class RecordBackend(RedisBackend):
             self.prefix,
             unfinished_ttl_s=float(str(options.get("unfinished_ttl_s") or UNFINISHED_TTL_S)),
             finished_ttl_s=float(str(options.get("finished_ttl_s") or FINISHED_TTL_S)),
+            namespace=str(options.get("namespace") or DEFAULT_NAMESPACE),
         )
         self._written = threading.local()
 
@@ -236,6 +238,7 @@ class RecordBackend(RedisBackend):
                 name=str(getattr(request, "task", None) or ""),
                 tier=str(header.get("tier") or "") if isinstance(header, Mapping) else "",
                 may_create=with_result,
+                due_at_s=getattr(request, "inference_due_at_s", None) if state == states.RETRY else None,
             )
 
         outcome = self._until_taken(_is_run(request), write)

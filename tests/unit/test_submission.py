@@ -72,6 +72,7 @@ def test_our_header_and_the_record_agree() -> None:
         "asked": None,
         "lane": "fresh",
         "gen": 0,
+        "hop": 0,
         "submitted_at_s": ours["submitted_at_s"],
         "expires_at_s": ours["submitted_at_s"] + 2.0,
         "crash_limit": 2,

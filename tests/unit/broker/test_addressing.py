@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_tasks.broker.addressing import LONGEST_DELAY_S, TierDoor, TierRequest, address, delay_address
+from inference_tasks.broker.addressing import TierDoor, TierRequest, address, delay_address, first_headers, is_delayed
 from inference_tasks.broker.publisher import Publisher
-from inference_tasks.errors import CallerError, UnknownTierError
+from inference_tasks.errors import LONGEST_DELAY_S, CallerError, UnknownTierError
 
 QUEUES = {
     (tier, lane): f"n.{tier}" if lane == "fresh" else f"n.{tier}.{lane}"
@@ -67,9 +69,34 @@ def test_an_unknown_tier_is_named() -> None:
 
 def test_what_is_published_again_keeps_all_that_its_first_message_said_and_returns() -> None:
     found = address(APP, DOOR, ("batch", "fresh"), HEADERS | {"inference": PRIOR}, TierRequest(timeout_s=5))
-    assert found.header == PRIOR | {"lane": "returned"}
+    assert found.header == PRIOR | {"lane": "returned", "hop": 1}
     assert found.routing_key == "n.offline.returned"
-    assert (found.task.generation, found.task.tier_first) == (2, "batch")
+    assert (found.task.generation, found.task.tier_first, found.task.hop) == (2, "batch", 1)
+
+
+def test_each_message_of_a_task_has_a_hop_more_than_the_one_before() -> None:
+    found = address(APP, DOOR, ("batch", "fresh"), HEADERS, TierRequest())
+    for hop in range(4):
+        assert (found.header["hop"], found.task.hop) == (hop, hop)
+        found = address(APP, DOOR, ("batch", "fresh"), HEADERS | {"inference": found.header}, TierRequest())
+
+
+def test_what_takes_the_place_of_the_running_task_has_its_own_tier_in_the_same_life() -> None:
+    running = SimpleNamespace(request=SimpleNamespace(id="id-1", headers={"inference": PRIOR}, is_eager=False))
+    app = cast(Any, SimpleNamespace(current_worker_task=running))
+    found = address(app, DOOR, ("realtime", "returned"), HEADERS, TierRequest(tier="realtime", timeout_s=5))
+    assert (found.tier, found.header["gen"], found.header["hop"], found.header["expires_at_s"]) == (
+        "realtime",
+        2,
+        1,
+        900,
+    )
+
+
+def test_a_copy_carries_nothing_that_one_delivery_wrote() -> None:
+    kept = {"id": "1", "inference": {}, "x-of-the-user": 1}
+    deaths = {"x-death": [], "x-first-death-queue": "q", "x-last-death-reason": "expired", "x-delivery-count": 3}
+    assert first_headers(kept | deaths | {"inference_token": 5, "inference_gen": 0}) == kept
 
 
 def test_promoted_work_that_comes_back_stays_among_the_promoted() -> None:
@@ -93,6 +120,8 @@ def test_a_delay_is_whole_seconds_rounded_up(wait_s: float) -> None:
     assert wait_s - 1 < delay_s <= wait_s + 1
     assert found.header["lane"] == "returned"
     assert DOOR.lane_of(found.routing_key) == ("batch", "returned")
+    assert is_delayed(found.routing_key)
+    assert found.task.due_at_s == pytest.approx(time.time() + delay_s, abs=5)
 
 
 def test_a_moment_that_is_past_is_no_delay() -> None:
