@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -194,6 +194,9 @@ def open_session(
     try:
         yield Session(connection)
     except connection.connection_errors as exc:
+        # Not release(): it would say good-bye to a peer that may be frozen, and wait for the answer.
+        with suppress(Exception):
+            connection.collect()
         raise BrokerUnavailableError(str(exc) or type(exc).__name__) from exc
     finally:
         connection.release()

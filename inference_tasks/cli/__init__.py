@@ -16,6 +16,7 @@ COMMANDS = {
     "status": "inference_tasks.cli.status:status",
     "result": "inference_tasks.cli.status:result",
     "tiers": "inference_tasks.cli.tiers:tiers",
+    "dead": "inference_tasks.cli.dead:dead",
     "topology": "inference_tasks.cli.topology:topology",
     "settings": "inference_tasks.cli.settings:settings",
     "dev": "inference_tasks.cli.dev:dev",

@@ -15,6 +15,8 @@ from inference_routing.floor import effective_shares
 from inference_routing.tier import TIER_NAMES
 from inference_routing.topology import Topology
 from inference_tasks.app import Inference
+from inference_tasks.cli.audit import Audit, audit, audit_view
+from inference_tasks.cli.exit import FINDINGS
 from inference_tasks.cli.invocation import Invocation, command_options
 
 __all__ = ["TierReport", "report", "tiers"]
@@ -59,14 +61,20 @@ class TierReport:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option(
+    "--audit", "is_audit", is_flag=True, help="Account for every task admitted; exit code 1 if one is missing."
+)
 @command_options
-def tiers(invocation: Invocation, *, watch: bool) -> None:
+def tiers(invocation: Invocation, *, watch: bool, is_audit: bool) -> None:
     """Show for each tier what waits, who serves it, and its share.
 
     The share of the last minute is of slot seconds, or of starts where worker.share is "count". It is measured by the
     tier that served the work, and by the tier the work was submitted to (they differ once work has moved up).
     """
     inference = invocation.inference
+    if is_audit:
+        _audit(invocation, watch=watch)
+        return
     depths = inference.depths()
     unit = inference.settings.worker.share
     try:
@@ -77,6 +85,17 @@ def tiers(invocation: Invocation, *, watch: bool) -> None:
             invocation.screen.show(_as_data(found), lambda: _table(found, unit))
     finally:
         depths.close()
+
+
+def _audit(invocation: Invocation, *, watch: bool) -> None:
+    inference = invocation.inference
+    if watch:
+        found = invocation.screen.watch(lambda: audit(inference), Audit.as_dict, audit_view)
+    else:
+        found = audit(inference)
+        invocation.screen.show(found.as_dict(), lambda: audit_view(found))
+    if not found.is_exact:
+        click.get_current_context().exit(FINDINGS)
 
 
 def report(inference: Inference, depths: CountsWaiting) -> list[TierReport]:
