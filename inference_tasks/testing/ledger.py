@@ -248,10 +248,18 @@ class FakeLedger:
         self.announced.append(task_id)
 
 
-def anew(record: TaskRecord, generation: int) -> TaskRecord:
-    """Return the record at the beginning of another life."""
+def anew(record: TaskRecord, generation: int, expires_at_s: float | None = None) -> TaskRecord:
+    """Return the record at the beginning of another life, with the deadline of that one."""
     return replace(
-        record, generation=generation, failures=0, crashes=0, finished_at_s=None, error=None, dead=None, due_at_s=None
+        record,
+        generation=generation,
+        failures=0,
+        crashes=0,
+        finished_at_s=None,
+        expires_at_s=expires_at_s,
+        error=None,
+        dead=None,
+        due_at_s=None,
     )
 
 

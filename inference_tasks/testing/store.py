@@ -145,7 +145,7 @@ class FakeTaskStore(FakeLedger):
         if is_new_life:
             if record.dead is not None:
                 self._letters.pop(claimant.id, None)
-            record = anew(record, claimant.generation)
+            record = anew(record, claimant.generation, claimant.expires_at_s)
             self.results.pop(claimant.id, None)
         elif record.state == State.PROCESSING:
             record = replace(record, crashes=record.crashes + 1)

@@ -243,6 +243,20 @@ def test_a_replayed_message_starts_a_failed_task_anew_but_no_other_ended_one(har
     assert harness.store.claim([message(done, generation=1)], "w1", LEASE_S)[0].verdict == Verdict.FINISHED
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_replayed_task_does_not_expire_by_the_deadline_of_its_life_before(
+    harness: StoreHarness, is_marked: bool
+) -> None:
+    (task, token) = started(harness, submitted_at_s=harness.now_s(), expires_at_s=harness.now_s() + 0.2)
+    harness.store.finish(task.id, token, 0, "failed", OOPS, b"{}")
+    if is_marked:
+        assert harness.store.replayed(task.id, 1)
+    harness.advance(0.3)
+    (claim,) = harness.store.claim([message(task, generation=1, expires_at_s=None)], "w1", LEASE_S)
+    assert claim.verdict == Verdict.RUN
+    assert harness.store.get(task.id).expires_at_s is None
+
+
 def test_a_name_with_a_separator_in_it_spoils_no_batch(harness: StoreHarness) -> None:
     good, bad = new(), Claimant("id\x1fwith\x1e", "na\x1fme", "batch", "fresh", crash_limit=1)
     claims = harness.store.claim([bad, message(good)], "w1", LEASE_S)

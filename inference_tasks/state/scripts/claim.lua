@@ -96,7 +96,10 @@ local function claim(key, text)
         unearth(KEYS[3], KEYS[4], id)
       end
     end
-    call('HSET', key, 'generation', generation_text, 'failures', 0, 'crashes', 0)
+    -- So is the deadline: that of the life before is over for most that are replayed.
+    local _, _, _, _, expires = described(text, rest)
+    record[8] = expires
+    call('HSET', key, 'generation', generation_text, 'failures', 0, 'crashes', 0, 'expires_at_s', expires)
     call('HDEL', key, 'finished_at_s', 'error_type', 'error_message', 'dead')
     call('EXPIRE', key, ARGV[4])
     call('DEL', result_key(key))

@@ -3,7 +3,7 @@
 -- ARGV[1]  start of the ready keys   ARGV[2] lifetime of an unfinished record, seconds   ARGV[3] generation of the copy
 -- Returns  1 if the task is in that life, begun here or by the copy's claim, or nothing is known of it; 0 if it has
 --          not failed or is in a later one
--- Atomic. A record that is missing is made from the letter. The letter leaves the index.
+-- Atomic. A record that is missing is made from the letter. The letter leaves the index, and the deadline is gone.
 
 local key, id, generation = KEYS[5], id_of(KEYS[5]), tonumber(ARGV[3])
 local now = moment((clock()))
@@ -37,7 +37,7 @@ end
 
 if state == 'failed' and known < generation then
   if record[5] then count(record[3], 'dead:' .. record[5], -1) end
-  redis.call('HDEL', key, 'finished_at_s', 'error_type', 'error_message', 'dead')
+  redis.call('HDEL', key, 'finished_at_s', 'expires_at_s', 'error_type', 'error_message', 'dead')
   redis.call('DEL', result_key(key))
   moved(record[3], 'failed', 'pending')
   return begin(record[4])
