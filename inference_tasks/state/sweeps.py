@@ -53,8 +53,8 @@ class Sweeps(Calling):
     def note_ready(self, queue: str, tasks: Sequence[tuple[str, float]]) -> int:
         """Put tasks, as (id, since when), back into a queue's index, where Redis forgot them.
 
-        Returns how many of them are in it now. Left out are tasks whose record says that they do not wait in this
-        queue. The record's own time goes first.
+        Returns how many were put. Left out are tasks whose record says that they do not wait in this queue. The
+        record's own time goes first.
         """
         if not tasks:
             return 0

@@ -92,11 +92,13 @@ class FakeLedger:
     def note_ready(self, queue: str, tasks: Sequence[tuple[str, float]]) -> int:
         """As ``TaskStore.note_ready``."""
         self._reach()
+        noted = 0
         for task_id, since_s in tasks:
-            if task_id not in self._kept:
+            kept = self._kept.get(task_id)
+            if kept is None:
                 self._noted[queue, task_id] = since_s
-        index = self._index(queue)
-        return sum(task_id in index for task_id, _ in tasks)
+            noted += kept is None or self._queue(kept.record) == queue
+        return noted
 
     def forget_ready(self, queue: str, task_ids: Iterable[str]) -> int:
         """As ``TaskStore.forget_ready``."""

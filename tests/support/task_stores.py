@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +30,8 @@ class StoreHarness(Protocol):
 
     def result(self, task_id: str) -> str | None: ...
 
+    def waits(self, queues: Sequence[str]) -> dict[str, dict[str, float]]: ...
+
 
 @dataclass
 class FakeHarness:
@@ -48,6 +52,13 @@ class FakeHarness:
         found = self.store.results.get(task_id)
         return found.decode() if isinstance(found, bytes) else found
 
+    def waits(self, queues: Sequence[str]) -> dict[str, dict[str, float]]:
+        """{queue: {task in its index: for how many seconds}}; fewer than none for what is still parked."""
+        return {
+            queue: {task_id: self.now_s() - at_s for task_id, at_s in self.store.oldest(queue, math.inf)}
+            for queue in queues
+        }
+
 
 class RedisHarness:
     """The scripts on a real Redis under a prefix of their own.
@@ -55,10 +66,10 @@ class RedisHarness:
     The server's clock cannot be set, so time passes by moving every stored moment into the past.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, bounds: Mapping[str, int] | None = None) -> None:
         self.client = redis.Redis.from_url(url, decode_responses=True)
         self.prefix = f"test-{uuid.uuid4().hex[:8]}:"
-        self.store = TaskStore.from_url(url, self.prefix)
+        self.store = TaskStore.from_url(url, self.prefix, bounds=bounds)
 
     def now_s(self) -> float:
         seconds, micros = self.client.time()
@@ -87,6 +98,18 @@ class RedisHarness:
     def result(self, task_id: str) -> str | None:
         found = self.client.get(f"{self.prefix}{{{task_id}}}:result")
         return None if found is None else str(found)
+
+    def waits(self, queues: Sequence[str]) -> dict[str, dict[str, float]]:
+        """{queue: {task in its index: for how many seconds}}; fewer than none for what is still parked."""
+        with self.client.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.zrange(f"{self.prefix}ready:{queue}", 0, -1, withscores=True)
+            found = pipeline.execute()
+        now_s = self.now_s()
+        return {
+            queue: {task_id: now_s - at_s for task_id, at_s in index}
+            for queue, index in zip(queues, found, strict=True)
+        }
 
     def stored_keys(self) -> list[str]:
         return [str(key) for key in self.client.scan_iter(f"{self.prefix}*", count=1000)]

@@ -1,7 +1,7 @@
 -- Puts tasks that Redis forgot back into the index of the queue in which they were seen.
 -- KEYS     accounts, away, the queue's index, then one task record each
 -- ARGV[1]  start of the ready keys   ARGV[2…] one per record: since when it waits, unix seconds
--- Returns  how many are in the index now
+-- Returns  how many were put
 -- Atomic over the whole batch. Only tasks without a record, or whose record says that they wait in this queue; the
 -- record's own time goes first.
 
