@@ -26,7 +26,8 @@ def rig(
     made = Rig(
         {
             "broker": {"url": amqp_url, "queue_type": queue_type},
-            "state": {"url": redis_url},
+            # A prefix of its own: the accounts and the index of the dead letters belong to all work under one.
+            "state": {"url": redis_url, "prefix": f"{namespace}:"},
             "namespace": namespace,
         },
         history,
