@@ -63,6 +63,7 @@ def test_by_count_lengths_change_nothing(rig: Rig) -> None:
         assert Counter(tiers[begin : begin + ROUND]) == WEIGHTS, begin
 
 
+@pytest.mark.serial
 def test_by_time_slot_seconds_are_shared_though_the_lengths_differ(rig: Rig) -> None:
     app = rig.app()
     for tier, nap_s, count in (("offline", 0.1, 40), ("batch", 0.02, 200), ("realtime", 0.005, 1000)):

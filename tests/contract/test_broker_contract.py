@@ -126,7 +126,7 @@ def test_a_worker_runs_what_was_submitted_and_the_state_is_known_at_any_time(bro
         broker.history.wait_for("start")
         assert first.status().state == "processing"
         assert second.status().state == "pending"
-        assert second.result(timeout_s=10) == 2
+        assert second.result(timeout_s=60) == 2
         assert first.status().state == "success"
         assert step(app, "realtime").apply_async((3,)).get(timeout=10) == 3
         with pytest.raises(TaskNotFoundError):
@@ -159,12 +159,12 @@ def test_tasks_of_one_tier_start_in_the_order_of_their_submission(broker: Broker
 def test_nothing_waits_inside_a_worker_while_a_long_task_runs(broker: Broker) -> None:
     app = broker.app()
     with broker.worker():
-        running = step(app, "batch").submit(0, nap_s=2.5)
+        running = step(app, "batch").submit(0, nap_s=6.0)
         broker.history.wait_for("start")
         later = [step(app, tier).submit(1).id for tier in WEIGHTS for _ in range(3)]
         # One may be fetched ahead when the first is predicted to end; it goes back after hold_s.
-        until(lambda: sum(depths(app).values()) == len(later), "all of them wait in the broker", timeout_s=2.0)
-        until(lambda: states(app, later) == {"pending": len(later)}, "none is claimed", timeout_s=2.0)
+        until(lambda: sum(depths(app).values()) == len(later), "all of them wait in the broker", timeout_s=5.0)
+        until(lambda: states(app, later) == {"pending": len(later)}, "none is claimed", timeout_s=5.0)
         assert running.status().state == "processing"
         broker.history.wait_for("end", count=1 + len(later))
 
@@ -174,7 +174,7 @@ def test_a_message_that_comes_twice_runs_once(broker: Broker) -> None:
     for _ in range(3):
         step(app, "batch").apply_async((7,), task_id=f"{broker.namespace}-twice")
     with broker.worker():
-        assert step(app, "batch").submit(8).result(timeout_s=10) == 8
+        assert step(app, "batch").submit(8).result(timeout_s=60) == 8
         until(lambda: sum(depths(app).values()) == 0, "nothing waits")
     assert broker.history.counts("start", "number") == {7: 1, 8: 1}
     assert app.status(f"{broker.namespace}-twice").attempts == 1
@@ -186,7 +186,7 @@ def test_a_delayed_task_is_never_early(broker: Broker) -> None:
         asked_at_s = time.time()
         step(app, "realtime").apply_async((1,), countdown=1)
         (start,) = broker.history.wait_for("start")
-    assert 1.0 <= start.at_s - asked_at_s < 4.0
+    assert 1.0 <= start.at_s - asked_at_s < 30.0
 
 
 # Bad messages.
@@ -201,7 +201,7 @@ def test_a_bad_message_ends_in_the_dead_letters_with_its_reason_and_the_worker_g
     publish_raw(app, "batch", b"cposix", headers, content_type="application/x-python-serialize")
     with broker.worker():
         found = dead_letters(app, 4)
-        assert step(app, "batch").submit(5).result(timeout_s=10) == 5
+        assert step(app, "batch").submit(5).result(timeout_s=60) == 5
     assert sorted(reasons(found)) == ["content type refused", "malformed", "undecodable", "unknown task"]
     (undecodable,) = (one for one in found if one.headers["inference_dead"]["reason"] == "undecodable")
     assert undecodable.body == b"\xff\xfe no json"
@@ -232,5 +232,5 @@ def test_a_killed_worker_loses_nothing(broker: Broker) -> None:
         broker.history.wait_for("start")
         worker.kill()
     with broker.worker(name="second", state=lease):
-        until(lambda: states(app, ids) == {"success": 4}, "all have run", timeout_s=20)
+        until(lambda: states(app, ids) == {"success": 4}, "all have run")
     assert app.status(ids[0]).attempts == 2

@@ -154,8 +154,8 @@ class TestFromAClient:
         sent_at_s = time.time()
         result = task(app, "classify").apply_async(("a",), countdown=1.2)
         assert take(amqp_url, "inference.realtime") == []
-        (message,) = take(amqp_url, "inference.realtime.returned", wait_s=10)
-        assert 2.0 <= time.time() - sent_at_s < 8
+        (message,) = take(amqp_url, "inference.realtime.returned", wait_s=60)
+        assert 2.0 <= time.time() - sent_at_s < 30
         assert message.headers["inference"]["lane"] == "returned"
         assert app.status(result.id).lane == "returned"
 
@@ -191,7 +191,7 @@ class TestFromAClient:
         began_s = time.monotonic()
         with pytest.raises(BrokerUnavailableError):
             task(app, "classify").apply_async(("a",), task_id="unsent")
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 20
         with pytest.raises(BrokerUnavailableError):
             task(app, "classify").apply_async(("a",), retry=False)
         with pytest.raises(TaskNotFoundError):

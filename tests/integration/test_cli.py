@@ -32,6 +32,12 @@ def sleep(seconds: float) -> str:
     time.sleep(seconds)
     return "slept"
 
+@app.inference(tier="batch")
+def stand(gate: str) -> str:
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    return "went on"
+
 @app.inference(tier="offline")
 def fail() -> None:
     raise ValueError("no such model")
@@ -80,13 +86,13 @@ class Shell:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 
     def tiers_when(self, shown: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """What `tiers` says, once the last heartbeats show what is waited for."""
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while True:
             tiers = {one["tier"]: one for one in json.loads(self("tiers", "--json").stdout)}
             if shown(tiers) or time.monotonic() > deadline_s:
@@ -117,8 +123,9 @@ def test_a_task_from_submit_to_result(shell: Shell, folder: Path, env: Mapping[s
         assert "ValueError: no such model" in failed.stderr
         assert "Traceback" not in failed.stderr
 
-        waits = shell("submit", "-A", "shop", "sleep", "2").stdout.strip()
+        waits = shell("submit", "-A", "shop", "stand", str(folder / "gate")).stdout.strip()
         assert shell("result", waits, "--timeout", "0.1").returncode == 124
+        (folder / "gate").touch()
         assert shell("status", waits, "--watch", "--json").stdout.splitlines()[-1].count('"success"') == 1
 
         tiers = shell.tiers_when(lambda tiers: bool(tiers["batch"]["share"]))
@@ -228,7 +235,7 @@ def test_each_gpu_has_a_worker_with_a_name_of_its_own_per_start(
         }
         assert ran_on <= {"0", "1"}
         slow = shell("submit", "-A", "shop", "sleep", "2").stdout.strip()
-        workers.wait_for("shop.sleep", timeout_s=20)
+        workers.wait_for("shop.sleep")
         workers.send(signal.SIGTERM)
         assert workers.wait(60) == 0
         assert json.loads(shell("status", slow, "--json").stdout)["state"] == "success"
@@ -278,6 +285,6 @@ def test_a_drain_that_takes_too_long_is_ended_when_asked_for(
     options = ("--gpu", "none", "--pool", "threads", "--kill-after-s", "1")
     with WorkerProcess.command("-A", "shop", *options, directory=folder, env=env) as worker:
         assert shell("submit", "-A", "shop", "sleep", "120").returncode == 0
-        worker.wait_for("shop.sleep", timeout_s=20)
+        worker.wait_for("shop.sleep")
         assert worker.terminate() == 128 + signal.SIGKILL
         assert "cpu is killed" in worker.log

@@ -88,7 +88,7 @@ def test_a_worker_that_dies_is_started_again(folder: Path, env: Mapping[str, str
         started = re.search(r"worker started \(pid (\d+)\)", log)
         assert started is not None
         psutil.Process(int(started[1])).kill()
-        stack.wait_for("it starts again in 1 s", timeout_s=10)
+        stack.wait_for("it starts again in 1 s")
         stack.wait_for(" ready.", count=2, timeout_s=60)
         assert submit(folder, env) == '"CAT"'
         assert stack.terminate(60) == 0

@@ -163,9 +163,9 @@ def test_what_a_frozen_worker_holds_comes_back_and_runs_once(broker: Broker) -> 
         broker.history.wait_for("start")
         frozen.pause()
         with broker.worker(name="other", state=state):
-            assert task.result(timeout_s=20) == 1
+            assert task.result(timeout_s=60) == 1
         frozen.resume()
-        assert step(app, "batch").submit(2).result(timeout_s=10) == 2
+        assert step(app, "batch").submit(2).result(timeout_s=60) == 2
     until(lambda: sum(depths(app).values()) == 0, "nothing waits")
     assert task.status().attempts == 2
 

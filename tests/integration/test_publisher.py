@@ -193,6 +193,7 @@ class TestRefused:
         found = store.get_many([f"task-{number}" for number in range(300)])
         assert [record is not None for record in found] == [True] * NARROW_BOUND + [False] * (300 - NARROW_BOUND)
 
+    @pytest.mark.serial
     def test_it_costs_no_connection_and_the_next_message_is_accepted(
         self, recording: Publisher, rabbitmq: RabbitMQNode, vhost: str
     ) -> None:

@@ -22,6 +22,9 @@ from inference_tasks.state.store import TaskStore
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisNode
 
+# One worker in this process for all of them.
+pytestmark = pytest.mark.xdist_group("record-backend")
+
 LEASE_S = 30.0
 BACKEND_LOG = "inference_tasks.state.backend"
 

@@ -53,7 +53,6 @@ class TestRabbitMQNode:
             connection.drain_events(timeout=10)
         connection.collect()
 
-    @pytest.mark.timeout(240)
     def test_durable_messages_survive_a_kill_and_a_freeze(self, private_rabbitmq: RabbitMQNode) -> None:
         node = private_rabbitmq
         with _connect(node, "/") as connection:
@@ -260,7 +259,6 @@ class TestHistory:
 
 
 class TestPytestCelery:
-    @pytest.mark.timeout(180)
     def test_its_setup_runs_on_local_processes(self, celery_setup: CeleryTestSetup) -> None:
         assert celery_setup.ready(control=True)
         assert celery_setup.app.send_task("plain.add", (20, 22)).get(timeout=20) == 42

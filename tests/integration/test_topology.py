@@ -36,7 +36,7 @@ def declare_differently(url: str, name: str, arguments: Mapping[str, object]) ->
         channel.queue_declare(name, durable=True, auto_delete=False, arguments=dict(arguments))
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> bool:
+def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:

@@ -25,8 +25,6 @@ from tests.support.history import History
 from tests.support.servers import RabbitMQNode
 from tests.support.tier_app import make_app
 
-pytestmark = pytest.mark.timeout(240)
-
 # Applies the settings given as JSON and prints each change; ends at once after the change of the named step, if any.
 APPLIER = """
 import json, os, signal, sys

@@ -96,7 +96,7 @@ def test_each_is_a_dead_letter_with_its_reason_and_the_next_task_runs(rig: Rig, 
     with rig.worker(*POOLS[pool]) as worker:
         found = rig.dead(app, len(BAD))
         for number in range(3):
-            assert task(app, "step.batch").submit(number).result(timeout_s=5) == number
+            assert task(app, "step.batch").submit(number).result(timeout_s=60) == number
         (beat,) = inference_of(app).store.workers()
         log = worker.log
         assert worker.terminate() == 0
@@ -125,7 +125,7 @@ def test_forged_headers_change_neither_tier_nor_count_nor_claim(rig: Rig, pool: 
         publish(rig, app, name, Bad("", headers, json.dumps([[number], {}, {}]).encode()))
     with rig.worker(*POOLS[pool]):
         rig.wait_states(app, list(ids), success=len(ids))
-        assert task(app, "step.batch").submit(99).result(timeout_s=5) == 99
+        assert task(app, "step.batch").submit(99).result(timeout_s=60) == 99
     assert rig.starts() == dict.fromkeys([*range(len(FORGED)), 99], 1)
     for task_id in ids:
         record = app.status(task_id)
@@ -145,5 +145,5 @@ def test_many_bad_ones_in_front_of_a_good_one_do_not_hold_it_up(rig: Rig) -> Non
     for number in range(150):
         publish(rig, app, str(number), BAD["unknown task"])
     with rig.worker():
-        assert task(app, "step.batch").submit(1).result(timeout_s=10) == 1
+        assert task(app, "step.batch").submit(1).result(timeout_s=60) == 1
         assert len(dead_letters(app, 150)) == 150

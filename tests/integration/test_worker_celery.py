@@ -96,7 +96,7 @@ def test_a_revoked_task_is_not_started_and_costs_no_slot(rig: Rig, pool: str) ->
         waiting = [task(app, "step.batch").submit(number) for number in (1, 2, 3)]
         assert app.control.revoke(waiting[1].id, reply=True, timeout=3)
         gate.open()
-        assert running.result(timeout_s=10) == 0
+        assert running.result(timeout_s=60) == 0
         until(lambda: waiting[1].status().state == "cancelled", "it is cancelled")
         with pytest.raises(TaskRevokedError):
             app.AsyncResult(waiting[1].id).get(timeout=5)
@@ -114,7 +114,7 @@ def test_a_running_task_can_be_terminated(rig: Rig) -> None:
         rig.wait_started(0)
         app.control.revoke(running.id, terminate=True, signal="SIGKILL", reply=True, timeout=3)
         until(lambda: running.status().state == "cancelled", "it is cancelled")
-        assert task(app, "step.batch").submit(1).result(timeout_s=10) == 1
+        assert task(app, "step.batch").submit(1).result(timeout_s=60) == 1
         rig.wait_waiting(app, 0)
     assert rig.starts() == {0: 1, 1: 1}
 
@@ -137,7 +137,7 @@ def test_remote_control_sees_queues_and_tasks(rig: Rig, pool: str) -> None:
         assert stats["pool"]["max-concurrency"] == 2
         assert inspect.registered()[NODE]
         gate.open()
-        assert running.result(timeout_s=10) == 0
+        assert running.result(timeout_s=60) == 0
         assert inspect.stats()[NODE]["total"]["gated.batch"] == 1
         assert inspect.active()[NODE] == []
 
@@ -146,12 +146,12 @@ def test_a_queue_can_be_left_and_taken_up_again(rig: Rig) -> None:
     app = rig.app()
     topology = inference_of(app).topology
     with rig.worker():
-        assert task(app, "step.batch").submit(0).result(timeout_s=10) == 0
+        assert task(app, "step.batch").submit(0).result(timeout_s=60) == 0
         fresh = topology.queue("batch").name
         assert app.control.cancel_consumer(fresh, reply=True, timeout=3)
         left = [task(app, "step.batch").submit(number).id for number in (1, 2)]
-        assert task(app, "step.realtime").submit(3).result(timeout_s=10) == 3
-        assert task(app, "step.offline").submit(4).result(timeout_s=10) == 4
+        assert task(app, "step.realtime").submit(3).result(timeout_s=60) == 3
+        assert task(app, "step.offline").submit(4).result(timeout_s=60) == 4
         assert rig.states(app, left) == {"pending": 2}
         inspect: Any = app.control.inspect(timeout=3)
         assert fresh not in {queue["name"] for queue in inspect.active_queues()[NODE]}
@@ -169,14 +169,14 @@ def test_a_missing_queue_counts_as_empty_and_is_served_again_once_it_is_back(rig
     inference = inference_of(app)
     inference.declare_topology()
     with rig.worker("--concurrency", "2") as worker:
-        assert task(app, "step.batch").submit(0).result(timeout_s=10) == 0
+        assert task(app, "step.batch").submit(0).result(timeout_s=60) == 0
         with app.connection_for_write() as connection:
             connection.default_channel.queue_delete(inference.topology.queue("batch").name)  # type: ignore[attr-defined]
-        worker.wait_for("counts as empty", timeout_s=10)
+        worker.wait_for("counts as empty")
         for number in (1, 2, 3):
-            assert task(app, "step.realtime").submit(number).result(timeout_s=10) == number
+            assert task(app, "step.realtime").submit(number).result(timeout_s=60) == number
         inference.declare_topology()
-        assert task(app, "step.batch").submit(4).result(timeout_s=10) == 4
+        assert task(app, "step.batch").submit(4).result(timeout_s=60) == 4
         assert worker.log.count("Connected to amqp") == 1
         assert worker.terminate() == 0
 
@@ -185,5 +185,5 @@ def test_a_worker_starts_where_a_queue_has_other_arguments(rig: Rig) -> None:
     app = rig.app()
     inference_of(app).declare_topology()
     with rig.worker(tiers={"batch": {"bound": 7}}) as worker:
-        assert task(app, "step.batch").submit(0).result(timeout_s=10) == 0
+        assert task(app, "step.batch").submit(0).result(timeout_s=60) == 0
         assert "x-max-length" in worker.log

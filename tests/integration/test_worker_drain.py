@@ -69,11 +69,11 @@ def test_a_worker_stopped_at_full_speed_has_started_what_it_finished_and_nothing
 def test_an_idle_worker_ends_at_once_and_leaves_what_comes_then(rig: Rig, pool: str) -> None:
     app = rig.app()
     with rig.worker(*POOLS[pool]) as worker:
-        assert task(app, "step.batch").submit(0).result(timeout_s=10) == 0
+        assert task(app, "step.batch").submit(0).result(timeout_s=60) == 0
         asked_at_s = time.monotonic()
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert time.monotonic() - asked_at_s < 8
+        assert time.monotonic() - asked_at_s < 20
         assert inference_of(app).store.workers() == []
     after = [task(app, f"step.{tier}").submit(1).id for tier in ("realtime", "batch")]
     rig.wait_waiting(app, 2)
@@ -112,7 +112,7 @@ def test_what_waits_for_a_rate_limit_goes_back(rig: Rig) -> None:
 def test_a_message_that_cannot_be_run_is_not_lost_by_a_stop(rig: Rig) -> None:
     app = rig.app()
     with rig.worker() as worker:
-        task(app, "step.batch").submit(0).result(timeout_s=10)
+        task(app, "step.batch").submit(0).result(timeout_s=60)
         app.send_task("nobody", (), tier="batch")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
@@ -132,5 +132,5 @@ def test_a_cold_stop_returns_what_was_running(rig: Rig, pool: str) -> None:
         rig.wait_waiting(app, 1)
     gate.open()
     with rig.worker(name="second", state=lease):
-        assert running.result(timeout_s=10) == 0
+        assert running.result(timeout_s=60) == 0
     assert rig.starts() == {0: 2}

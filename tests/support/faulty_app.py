@@ -22,7 +22,7 @@ from tests.support import history, tier_app
 from tests.support.tier_app import OPTIONS_VARIABLE, TIERS
 
 LOAD_VARIABLE = "INFERENCE_TEST_LOAD_S"
-_GATE_S = 90.0
+_GATE_S = 240.0
 
 
 def make_app(options: Mapping[str, Any]) -> InferenceApp:

@@ -78,7 +78,7 @@ class History:
         """How often each value of a field occurs."""
         return Counter(self.values(event, name))
 
-    def wait_until(self, reached: Callable[[History], bool], *, timeout_s: float = 30.0) -> None:
+    def wait_until(self, reached: Callable[[History], bool], *, timeout_s: float = 60.0) -> None:
         """Wait until the predicate holds of this history.
 
         Raises:
@@ -91,7 +91,7 @@ class History:
                 raise TimeoutError(f"not reached within {timeout_s} s; the last entries:\n{last}")
             time.sleep(_POLL_S)
 
-    def wait_for(self, event: str, *, count: int = 1, timeout_s: float = 30.0) -> list[Entry]:
+    def wait_for(self, event: str, *, count: int = 1, timeout_s: float = 60.0) -> list[Entry]:
         """Wait for `count` entries of one kind and return all of that kind."""
         self.wait_until(lambda history: len(history.of(event)) >= count, timeout_s=timeout_s)
         return self.of(event)

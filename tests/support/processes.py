@@ -88,7 +88,7 @@ class LoggedProcess:
             log.seek(self._run_starts_at)
             return log.read().decode(errors="replace")
 
-    def wait_for(self, *texts: str, timeout_s: float = 30.0, count: int = 1) -> str:
+    def wait_for(self, *texts: str, timeout_s: float = 60.0, count: int = 1) -> str:
         """Return the log once one of the texts stands in it, `count` times.
 
         Raises:
@@ -107,7 +107,7 @@ class LoggedProcess:
                 raise TimeoutError(f"{self.argv[0]} did not say one of {texts} within {timeout_s} s:\n{log}")
             time.sleep(_POLL_S)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         """Wait for the end of the program and return its exit status."""
         assert self._process is not None, f"{self.argv[0]} was never started"
         try:
@@ -128,7 +128,7 @@ class LoggedProcess:
         """Let a frozen program go on."""
         self.send(signal.SIGCONT)
 
-    def terminate(self, timeout_s: float = 30.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         """Ask the program to end (SIGTERM) and return its exit status."""
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)

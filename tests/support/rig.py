@@ -17,7 +17,7 @@ from kombu import Connection
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from tests.support import faulty_app
-from tests.support.brokers import Broker, depths, until
+from tests.support.brokers import PATIENCE_S, Broker, depths, until
 from tests.support.history import Entry
 from tests.support.processes import WorkerProcess
 from tests.support.tier_app import OPTIONS_VARIABLE
@@ -86,7 +86,7 @@ class Rig(Broker):
         """Messages that lie in the broker, ready for any worker."""
         return sum(depths(app).values())
 
-    def wait_waiting(self, app: InferenceApp, count: int, timeout_s: float = 10.0) -> None:
+    def wait_waiting(self, app: InferenceApp, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many messages lie in the broker."""
         until(lambda: self.waiting(app) == count, f"{count} messages wait in the broker", timeout_s)
 
@@ -95,7 +95,7 @@ class Rig(Broker):
         found = inference_of(app).store.get_many(list(ids))
         return Counter(str(record.state) if record else "not found" for record in found)
 
-    def wait_states(self, app: InferenceApp, ids: Sequence[str], timeout_s: float = 15.0, **wanted: int) -> None:
+    def wait_states(self, app: InferenceApp, ids: Sequence[str], timeout_s: float = PATIENCE_S, **wanted: int) -> None:
         """Wait until the tasks are in these states: `success=3`."""
         until(lambda: self.states(app, ids) == wanted, f"{wanted}, not {self.states(app, ids)}", timeout_s)
 
@@ -103,7 +103,7 @@ class Rig(Broker):
         """Whether each of these has started, at least once."""
         return set(numbers) <= set(self.history.values("start", "number"))
 
-    def wait_started(self, *numbers: int, timeout_s: float = 10.0) -> None:
+    def wait_started(self, *numbers: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until each of these has started."""
         self.history.wait_until(lambda _: self.started(*numbers), timeout_s=timeout_s)
 
@@ -111,7 +111,7 @@ class Rig(Broker):
         """How often each number has started."""
         return self.history.counts("start", "number")
 
-    def dead(self, app: InferenceApp, count: int, timeout_s: float = 15.0) -> list[Any]:
+    def dead(self, app: InferenceApp, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
         """Take up to `count` dead letters: what has come in time."""
         taken: list[Any] = []
         with Connection(cast(str, inference_of(app).settings.broker.url)) as connection:
@@ -127,7 +127,7 @@ class Rig(Broker):
                 until(got, "dead letters", timeout_s)
         return taken
 
-    def take(self, app: InferenceApp, tier: str, lane: str = "fresh", timeout_s: float = 10.0) -> Any:
+    def take(self, app: InferenceApp, tier: str, lane: str = "fresh", timeout_s: float = PATIENCE_S) -> Any:
         """Take one message out of a queue, waiting for it."""
         queue = inference_of(app).topology.queue(tier, lane).name
         with Connection(cast(str, inference_of(app).settings.broker.url)) as connection:

@@ -1,12 +1,14 @@
 """Several processes for the tests: most of them wait for servers and workers, so more run at once than there are cores.
 
 A pytest plugin for pytest-xdist. Tests go to whichever process is free, the slow kinds first; files of the quick kinds
-go as a whole. What is marked `serial` runs last, alone, in the one process that is left by then.
+go as a whole, and so do tests that share something dear (`xdist_group`). What is marked `serial` runs last, alone, in
+the one process that is left by then.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ SERIAL = "serial"
 # Their tests take milliseconds: to hand them out one by one would cost more than they do.
 QUICK = frozenset({"architecture", "properties", "seam", "unit"})
 
-_SUFFIX = f"@{SERIAL}"
+# How pytest-xdist notes the group of a test in its name; inside of brackets it is the test's own.
+_GROUP = re.compile(r"@([^@\]]+)$")
 _PROCESSES_PER_CORE = 2
 _MOST_PROCESSES = 8
 
@@ -33,8 +36,8 @@ class SerialLast(LoadGroupScheduling):
         return crashed
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.endswith(_SUFFIX):
-            return SERIAL
+        if group := _GROUP.search(nodeid):
+            return group[1]
         path = nodeid.split("::", 1)[0]
         return path if QUICK & set(Path(path).parts) else nodeid
 
@@ -57,7 +60,10 @@ class SerialLast(LoadGroupScheduling):
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SerialLast | None:
     """Take our scheduler where tests are handed out by group."""
-    return SerialLast(config, log) if config.getoption("dist") == "loadgroup" else None
+    if config.getoption("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # the order is made below, and the same in each process
+    return SerialLast(config, log)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
@@ -71,7 +77,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Put the slow kinds first and what is serial last; keep the random order otherwise."""
+    """Put first what takes longest, and what is serial last; keep the random order otherwise."""
     if not hasattr(config, "workerinput"):
         yield
         return
@@ -84,13 +90,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker(SERIAL):
+        return 3
+    if QUICK & set(item.path.parts):
         return 2
-    return 1 if QUICK & set(item.path.parts) else 0
+    return 0 if item.get_closest_marker("xdist_group") else 1
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Show a test by the name that runs it again; pytest-xdist adds its group."""
-    if not hasattr(report, "node"):
-        return  # in the process that ran it, pytest-xdist still looks for the longer name
-    report.nodeid = report.nodeid.removesuffix(_SUFFIX)
+    """Show a test by the name that runs it again."""
+    # In the process that ran it, pytest-xdist still looks for the longer name.
+    if hasattr(report, "node"):
+        report.nodeid = _GROUP.sub("", report.nodeid)

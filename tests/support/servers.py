@@ -161,7 +161,7 @@ class RabbitMQNode(Node):
     """
 
     READY = ("Starting broker... completed", "completed with")
-    START_TIMEOUT_S = 90.0
+    START_TIMEOUT_S = 180.0
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, installation: Installation | None = None) -> None:
         installation = installation or Installation.of_the_machine()
@@ -285,7 +285,7 @@ class RedisNode(Node):
     """One Redis server without persistence, unless `appendonly`; further options as `redis-server` takes them."""
 
     READY = ("Ready to accept connections",)
-    START_TIMEOUT_S = 20.0
+    START_TIMEOUT_S = 60.0
 
     def __init__(self, *options: str, appendonly: bool = False) -> None:
         server = program("redis-server") or program("valkey-server")
