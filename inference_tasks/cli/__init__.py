@@ -12,6 +12,7 @@ __all__ = ["COMMANDS", "celery_command", "main"]
 # {command: where it is}, in the order of --help. A command's module is imported when the command is used.
 COMMANDS = {
     "worker": "inference_tasks.cli.worker:worker",
+    "maintenance": "inference_tasks.cli.maintenance:maintenance",
     "submit": "inference_tasks.cli.submit:submit",
     "status": "inference_tasks.cli.status:status",
     "result": "inference_tasks.cli.status:result",

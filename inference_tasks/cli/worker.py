@@ -24,7 +24,7 @@ from inference_tasks.worker.gpu import Gpu, Gpus, choose, discover, environment_
 from inference_tasks.worker.pool_options import PoolRequest, check_pool, refuse_pool
 from inference_tasks.worker.supervisor import ChildPlan, Supervisor, die_with
 
-__all__ = ["worker"]
+__all__ = ["node_name", "worker"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -124,7 +124,7 @@ def worker(
     _check_told(inference, told)
     _prepare(invocation, inference, one, autoscale, max_tasks_per_child, max_memory_per_child)
     label = name or (one.label if one else "cpu")
-    click.get_current_context().exit(_run(inference, _node_name(label), loglevel))
+    click.get_current_context().exit(_run(inference, node_name(label), loglevel))
 
 
 def _supervise(chosen: tuple[Gpu, ...], name: str | None, kill_after_s: float | None) -> int:
@@ -260,7 +260,7 @@ def time_limits(inference: Inference) -> dict[str, float]:
     }
 
 
-def _node_name(label: str) -> str:
+def node_name(label: str) -> str:
     """Return a node name that no other start has: the queues of an earlier one may still be there, and locked."""
     return f"{label}-{secrets.token_hex(3)}@{socket.gethostname()}"
 

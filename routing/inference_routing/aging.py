@@ -29,6 +29,10 @@ GIVE_UP_AT: Final = 0.98
 Below 1: the record must still be there to say how the task has ended."""
 
 
+YOUNG: Final = "too young"
+"""Reason of a stop at a message that has not waited long enough: so has none behind it."""
+
+
 class Rise(NamedTuple):
     """Where the tasks of one tier go that have waited long enough.
 
@@ -143,7 +147,7 @@ def decide(head: Head, *, now_s: float, after_s: float | None, give_up_after_s: 
         return Decision(Step.STOP, "its age is not known")
     waited_s = now_s - head.since_s
     if after_s is None or waited_s < after_s:
-        return Decision(Step.STOP, "too young")
+        return Decision(Step.STOP, YOUNG)
     return Decision(Step.PROMOTE, f"waited {waited_s:.0f} s of {after_s:g} s")
 
 

@@ -1,0 +1,1 @@
+"""What is done beside the workers: aging, dropped tasks, lost messages, and the beat that starts it."""
