@@ -117,8 +117,9 @@ class NewTask(NamedTuple):
     ``submitted_at_s`` and ``expires_at_s`` only the distance counts when both are given, so a client with a wrong
     clock cannot shorten a deadline; the same holds for ``due_at_s``.
 
-    ``hop``: how many messages of the task this one has behind it; 0 for the first. ``due_at_s``: when the broker lets
-    the message go, None if at once; its task then counts as parked, in ``returned``, until it is claimed.
+    ``hop``: how many messages of the task this one has behind it; 0 for the first. A record that is made for a copy is
+    one hop behind it, until the copy is claimed or marked: no confirm, no superseding. ``due_at_s``: when the broker
+    lets the message go, None if at once; its task then counts as parked, in ``returned``, until it is claimed.
     """
 
     id: str

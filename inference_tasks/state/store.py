@@ -273,9 +273,9 @@ class TaskStore(Sweeps, DeadLetters):
             tier: its tier, likewise.
             may_create: whether a record is made where there is none.
             due_at_s: with the state ``retrying``: when the parked copy of the message is due, unix seconds. The record
-                gets its hop, one more than that of the run's message, so that the latter never runs again. None says
-                that no such copy is known of; hop and message stay as they are. In both cases the lane is ``returned``
-                from then on, unless it is ``aged``.
+                gets its hop, one more than that of the run's message, so that the latter never runs again (unless
+                the record is not this claim's any more). None says that no such copy is known of; the hop stays. In
+                both cases the lane is ``returned`` from then on, unless it is ``aged``.
         """
         prefix = self.prefix
         names = (keys.task(prefix, task_id), keys.result(prefix, task_id), keys.counters(prefix))

@@ -82,7 +82,9 @@ class FakeTaskStore(FakeLedger):
                 expires_at_s=self._by_own_clock(task.expires_at_s, task.submitted_at_s),
             )
             ready_at_s = self.now_s if due_at_s is None else due_at_s
-            self._keep(replace(record, hop=task.hop, ready_at_s=ready_at_s, due_at_s=due_at_s), nonce=task.nonce)
+            self._keep(
+                replace(record, hop=max(0, task.hop - 1), ready_at_s=ready_at_s, due_at_s=due_at_s), nonce=task.nonce
+            )
             answers.append(SubmitAnswer(True, State.PENDING))
         return answers
 
@@ -305,6 +307,7 @@ class FakeTaskStore(FakeLedger):
             made = blank(task_id, name=name, tier=tier, tier_first=tier, lane="", generation=generation or 0)
             kept = self._keep(replace(made, attempts=0 if token is None else 1))
         if kept is not None and state:
+            is_own = token is not None and kept.record.token == token
             is_failure = state in (State.FAILED, State.RETRYING)
             shown: TaskError | None = None
             if is_failure and error and error["type"]:
@@ -328,7 +331,7 @@ class FakeTaskStore(FakeLedger):
                     lane="aged" if kept.record.lane == "aged" else "returned",
                     ready_at_s=self.now_s if due_at_s is None else due_at_s,
                     due_at_s=due_at_s,
-                    hop=kept.record.hop + (due_at_s is not None),
+                    hop=kept.record.hop + (due_at_s is not None and is_own),
                 )
         if meta:
             self.results[task_id] = meta

@@ -19,6 +19,7 @@ LONGEST_MODULE = 400
 LONGER_BECAUSE: dict[str, str] = {
     "inference_tasks/testing/store.py": "the fake does in one class what ten scripts do, to be read beside them",
     "tests/contract/test_task_store.py": "one suite of the store's contract, run on the fake and on Redis",
+    "tests/properties/test_state_machine.py": "all that may happen to a task, in one machine",
     "tests/integration/test_publisher.py": "the publisher's promises, with the fixtures that they share",
 }
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -13,46 +12,9 @@ import redis.asyncio
 
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.aio import AsyncTaskStore
-from inference_tasks.state.records import Claimant, Finish, NewTask, SubmitAnswer, TaskError, Verdict, WorkerBeat
+from inference_tasks.state.records import Claimant, Finish, Move, SubmitAnswer, Verdict, WorkerBeat
 from inference_tasks.state.store import TaskStore
-from tests.support.task_stores import FakeHarness, RedisHarness, StoreHarness
-
-LEASE_S = 30.0
-OOPS: TaskError = {"type": "ValueError", "message": "oops"}
-
-
-@pytest.fixture(params=["fake", "redis"])
-def harness(request: pytest.FixtureRequest) -> Iterator[StoreHarness]:
-    if request.param == "fake":
-        yield FakeHarness()
-        return
-    real = RedisHarness(request.getfixturevalue("redis_url"))
-    yield real
-    real.close()
-
-
-def new(**fields: object) -> NewTask:
-    task = NewTask(uuid.uuid4().hex, "vision.classify", "batch", "offline", "fresh", 0, "n1")
-    return task._replace(**fields)  # type: ignore[arg-type]
-
-
-def message(task: NewTask, **fields: object) -> Claimant:
-    said = Claimant(task.id, task.name, task.tier, task.lane, task.generation, tier_first=task.tier_first)
-    return said._replace(**fields)  # type: ignore[arg-type]
-
-
-def submitted(harness: StoreHarness, **fields: object) -> NewTask:
-    task = new(**fields)
-    harness.store.submit([task])
-    return task
-
-
-def started(harness: StoreHarness, **fields: object) -> tuple[NewTask, int]:
-    task = submitted(harness, **fields)
-    (claim,) = harness.store.claim([message(task)], "w1", LEASE_S)
-    assert claim.verdict == Verdict.RUN
-    return task, claim.token
-
+from tests.support.task_stores import LEASE_S, OOPS, RedisHarness, StoreHarness, message, new, started, submitted
 
 # Submitting.
 
@@ -506,13 +468,6 @@ def test_a_heartbeat_is_seen_until_its_worker_falls_silent_or_leaves(harness: St
 # Only a real Redis.
 
 
-@pytest.fixture
-def real(redis_url: str) -> Iterator[RedisHarness]:
-    harness = RedisHarness(redis_url)
-    yield harness
-    harness.close()
-
-
 def test_every_key_of_one_task_or_worker_has_an_end(real: RedisHarness) -> None:
     submitted(real)
     done, token = started(real)
@@ -569,6 +524,20 @@ def test_every_call_is_one_round_trip(real: RedisHarness) -> None:
         "crashed": lambda: store.crashed(tasks[0].id, 1, "w1"),
         "finish": lambda: store.finish(tasks[0].id, 1, 0, "success", None, b"{}"),
         "retract": lambda: store.retract([task.id for task in tasks], "n1"),
+        "oldest": lambda: store.oldest("inference.batch"),
+        "waiting": lambda: store.waiting(["inference.batch", "inference.offline"]),
+        "promoted": lambda: store.promoted([Move(task.id, 0, 1, "batch", "aged") for task in tasks]),
+        "note_ready": lambda: store.note_ready("inference.batch", [(task.id, 1.0) for task in tasks]),
+        "forget_ready": lambda: store.forget_ready("inference.batch", [task.id for task in tasks]),
+        "dropped": lambda: store.dropped([(task.id, 0, 0) for task in tasks], "gone"),
+        "lease": lambda: store.lease("sweep", "w1", 9.0),
+        "unlease": lambda: store.unlease("sweep", "w1"),
+        "dead_letters": store.dead_letters,
+        "dead_letter": lambda: store.dead_letter(tasks[0].id),
+        "dead_count": store.dead_count,
+        "replayed": lambda: store.replayed(tasks[0].id, 1),
+        "dead_dropped": lambda: store.dead_dropped([task.id for task in tasks]),
+        "accounts": store.accounts,
         "workers": store.workers,
         "rates": store.rates,
         "leave": lambda: store.leave("w1"),

@@ -10,8 +10,13 @@ from typing import Protocol
 
 import redis
 
+from inference_tasks.state.records import Claimant, NewTask, State, TaskError, Verdict
 from inference_tasks.state.store import TaskStore
 from inference_tasks.testing.store import FakeTaskStore
+
+LEASE_S = 30.0
+OOPS: TaskError = {"type": "ValueError", "message": "oops"}
+BOUNDS = {"realtime": 2, "batch": 2}
 
 _MOMENTS = ("submitted_at_s", "started_at_s", "finished_at_s", "expires_at_s", "held_until_s", "ready_at_s", "due_at_s")
 
@@ -96,8 +101,11 @@ class RedisHarness:
         self.client.script_flush()
 
     def result(self, task_id: str) -> str | None:
-        found = self.client.get(f"{self.prefix}{{{task_id}}}:result")
-        return None if found is None else str(found)
+        return self.results([task_id])[0]
+
+    def results(self, task_ids: Sequence[str]) -> list[str | None]:
+        found = self.client.mget([f"{self.prefix}{{{task_id}}}:result" for task_id in task_ids])
+        return [None if one is None else str(one) for one in found]
 
     def waits(self, queues: Sequence[str]) -> dict[str, dict[str, float]]:
         """{queue: {task in its index: for how many seconds}}; fewer than none for what is still parked."""
@@ -120,3 +128,53 @@ class RedisHarness:
             self.client.delete(*keys)
         self.client.close()
         self.store.close()
+
+
+def new(**fields: object) -> NewTask:
+    """A task of its own, submitted to offline and by now in batch."""
+    task = NewTask(uuid.uuid4().hex, "vision.classify", "batch", "offline", "fresh", 0, "n1")
+    return task._replace(**fields)  # type: ignore[arg-type]
+
+
+def message(task: NewTask, **fields: object) -> Claimant:
+    said = Claimant(task.id, task.name, task.tier, task.lane, task.generation, tier_first=task.tier_first, hop=task.hop)
+    return said._replace(**fields)  # type: ignore[arg-type]
+
+
+def submitted(harness: StoreHarness, **fields: object) -> NewTask:
+    task = new(**fields)
+    harness.store.submit([task])
+    return task
+
+
+def started(harness: StoreHarness, **fields: object) -> tuple[NewTask, int]:
+    task = submitted(harness, **fields)
+    (claim,) = harness.store.claim([message(task)], "w1", LEASE_S)
+    assert claim.verdict == Verdict.RUN
+    return task, claim.token
+
+
+def counted(harness: StoreHarness, tier: str = "offline") -> dict[str, int]:
+    """The counts of a tier that are not nought; that their sum is right is checked on the way."""
+    counts = harness.store.accounts().by_tier.get(tier, {})
+    assert counts.get("admitted", 0) == sum(counts.get(state, 0) for state in State)
+    return {name: number for name, number in counts.items() if number}
+
+
+def away(harness: StoreHarness) -> dict[str, int]:
+    """{tier: tasks that are parked or lie in `returned`}."""
+    return harness.store.accounts().away
+
+
+def ids_in(harness: StoreHarness, queue: str) -> list[str]:
+    return list(harness.waits([queue])[queue])
+
+
+def claimed(harness: StoreHarness, task: NewTask, **fields: object) -> Verdict:
+    return harness.store.claim([message(task, **fields)], "w1", LEASE_S)[0].verdict
+
+
+def failed(harness: StoreHarness, **fields: object) -> NewTask:
+    task, token = started(harness, **fields)
+    assert harness.store.finish(task.id, token, task.generation, "failed", OOPS, b"{}")
+    return task

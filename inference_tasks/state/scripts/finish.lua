@@ -76,7 +76,9 @@ if state ~= '' then
     set('ready_at_s', ready_at)
     if due ~= '' then
       set('due_at_s', due)
-      set('hop', (tonumber(record[9] or 0)) + 1)
+      -- not where the record is not this claim's, made anew since: its hop may be the parked copy's already, and a hop
+      -- too high would lose the task.
+      if token and record[2] == ARGV[2] then set('hop', tonumber(record[9] or 0) + 1) end
     end
     arrives(id_of(key), state, tier, lane, ready_at)
   end

@@ -15,7 +15,7 @@ local away_before, bounds = {}, nil
 local function is_refused(tier)
   if not bounds then
     bounds = {}
-    for name, number in string.gmatch(ARGV[3], '([^\31]*)\31([^\31]*)') do bounds[name] = tonumber(number) end
+    for name, number in string.gmatch(ARGV[3], '([^\31]+)\31([^\31]+)') do bounds[name] = tonumber(number) end
   end
   if not bounds[tier] then return false end
   if not away_before[tier] then away_before[tier] = tonumber(redis.call('HGET', AWAY, tier) or 0) end
@@ -42,7 +42,8 @@ for i = 3, #KEYS do
         if lane == 'fresh' then lane = 'returned' end
         redis.call('HSET', key, 'due_at_s', ready_at)
       end
-      if hop ~= '0' then redis.call('HSET', key, 'hop', hop) end
+      -- One less than a copy's own: until it is confirmed, the message that it replaces is the only one there is.
+      if hop ~= '0' then redis.call('HSET', key, 'hop', hop - 1) end
       redis.call('HSET', key, 'state', 'pending', 'name', name, 'tier', tier, 'tier_first', tier_first, 'lane', lane,
         'generation', generation, 'nonce', nonce, 'submitted_at_s', now, 'expires_at_s', at(expires),
         'ready_at_s', ready_at)
