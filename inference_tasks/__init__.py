@@ -25,6 +25,7 @@ from inference_tasks.errors import (
     TemporaryError,
     TopologyMismatchError,
     UnknownOptionError,
+    UnknownTaskError,
     UnknownTierError,
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle
@@ -62,6 +63,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "MessageTooLargeError",
     "TaskNotFoundError",
     "UnknownOptionError",
+    "UnknownTaskError",
     "UnknownTierError",
     # errors: the caller may ask again
     "BusyError",

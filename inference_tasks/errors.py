@@ -42,6 +42,7 @@ __all__ = [
     "TemporaryError",
     "TopologyMismatchError",
     "UnknownOptionError",
+    "UnknownTaskError",
     "UnknownTierError",
     "kept_delay_s",
     "nearest",
@@ -162,6 +163,26 @@ class UnknownOptionError(CallerError, TypeError):
         hint = f"Did you mean {guess!r}?" if guess else f"Known options: {', '.join(names)}."
         super().__init__(f"{where} has no option {option!r}. {hint}")
         self.option = option
+        self.nearest = guess
+
+
+class UnknownTaskError(CallerError, LookupError):
+    """The app has no task of this name, or several whose names end with it.
+
+    Attributes:
+        name: what was asked for.
+        nearest: the name most like it, None if none is near.
+    """
+
+    def __init__(self, name: str, known: Iterable[str], matching: Iterable[str] = ()) -> None:
+        several, names = sorted(matching), sorted(known)
+        guess = nearest(name, [*names, *(one.rpartition(".")[2] for one in names)])
+        if several:
+            super().__init__(f"Several tasks end with {name!r}: {', '.join(several)}. Name one in full.")
+        else:
+            hint = f"Did you mean {guess!r}?" if guess else f"It has: {', '.join(names) or 'none'}."
+            super().__init__(f"The app has no task {name!r}. {hint}")
+        self.name = name
         self.nearest = guess
 
 

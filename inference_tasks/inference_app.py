@@ -17,7 +17,18 @@ from inference_tasks.state.records import TaskRecord
 
 __all__ = ["InferenceApp"]
 
-_SECTIONS = ("broker", "state", "worker", "retry", "tiers", "aging", "maintenance", "default_tier", "namespace")
+_SECTIONS = (
+    "broker",
+    "state",
+    "worker",
+    "retry",
+    "tiers",
+    "aging",
+    "maintenance",
+    "gateway",
+    "default_tier",
+    "namespace",
+)
 _CELERY_PARAMETERS = tuple(
     name
     for name, parameter in inspect.signature(Celery.__init__).parameters.items()
@@ -42,6 +53,7 @@ class InferenceApp(Celery):
         tiers: Mapping[str, Mapping[str, object]] | None = None,
         aging: Mapping[str, object] | None = None,
         maintenance: Mapping[str, object] | None = None,
+        gateway: Mapping[str, object] | None = None,
         default_tier: str | None = None,
         namespace: str | None = None,
         config_namespace: str | None = None,
@@ -58,6 +70,7 @@ class InferenceApp(Celery):
             tiers: {tier: its settings}.
             aging: the settings of section ``aging``.
             maintenance: the settings of section ``maintenance``.
+            gateway: the settings of section ``gateway``.
             default_tier: tier of tasks that name none.
             namespace: first part of the names of exchange and queues.
             config_namespace: what Celery calls ``namespace``: the prefix of the keys of its configuration source.
@@ -78,6 +91,7 @@ class InferenceApp(Celery):
             "tiers": tiers,
             "aging": aging,
             "maintenance": maintenance,
+            "gateway": gateway,
             "default_tier": default_tier,
             "namespace": namespace,
         }

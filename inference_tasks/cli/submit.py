@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from inference_tasks.app import Inference
+from inference_tasks.catalogue import find_task
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.cli.status import result_view
-from inference_tasks.errors import nearest
-from inference_tasks.task import InferenceTask
+from inference_tasks.errors import UnknownTaskError
 
 __all__ = ["submit"]
 
@@ -48,7 +47,10 @@ def submit(
     inference-tasks submit -A vision:app resize 3 '{"fit": true}' --tier offline
     """
     inference = invocation.needs_app()
-    chosen = find_task(inference, task)
+    try:
+        chosen = find_task(inference.celery_app, task)
+    except UnknownTaskError as error:
+        raise click.UsageError(str(error)) from error
     options = chosen.options(tier=tier, task_id=task_id, timeout_s=timeout_s)
     named = _named(kwargs)
     try:
@@ -63,24 +65,6 @@ def submit(
     invocation.screen.tell(f"Submitted {handle.id}")
     value = handle.result(timeout_s=timeout)
     invocation.screen.show({"id": handle.id, "task": chosen.name, "result": value}, lambda: result_view(value))
-
-
-def find_task(inference: Inference, name: str) -> InferenceTask[..., object]:
-    """Return the task of this name, or the only one whose name ends with it.
-
-    Raises:
-        click.UsageError: there is none, or there are several.
-    """
-    tasks = inference.celery_app.tasks
-    own = {known: task for known, task in tasks.items() if isinstance(task, InferenceTask) and known[:7] != "celery."}
-    matching = [name] if name in own else [known for known in own if known.endswith(f".{name}")]
-    if len(matching) == 1:
-        return cast("InferenceTask[..., Any]", own[matching[0]])
-    if matching:
-        raise click.UsageError(f"Several tasks end with {name!r}: {', '.join(sorted(matching))}. Name one in full.")
-    guess = nearest(name, [*own, *(known.rpartition(".")[2] for known in own)])
-    hint = f"Did you mean {guess!r}?" if guess else f"It has: {', '.join(sorted(own)) or 'none'}."
-    raise click.UsageError(f"The app has no task {name!r}. {hint}")
 
 
 def _argument(text: str) -> object:

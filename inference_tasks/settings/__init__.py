@@ -5,6 +5,7 @@ from inference_tasks.settings.reading import CONFIG_VARIABLE, find_file, load_se
 from inference_tasks.settings.sections import (
     AgingSettings,
     BrokerSettings,
+    GatewaySettings,
     MaintenanceSettings,
     RetrySettings,
     StateSettings,
@@ -19,6 +20,7 @@ __all__ = [
     "CONFIG_VARIABLE",
     "AgingSettings",
     "BrokerSettings",
+    "GatewaySettings",
     "MaintenanceSettings",
     "RetrySettings",
     "SettingRow",

@@ -15,6 +15,7 @@ from inference_routing.tier import Overflow
 __all__ = [
     "AgingSettings",
     "BrokerSettings",
+    "GatewaySettings",
     "MaintenanceSettings",
     "RetrySettings",
     "StateSettings",
@@ -288,8 +289,8 @@ class MaintenanceSettings:
 
     account_every_s: float = setting(
         10.0,
-        "How often dropped tasks are recorded and dead letters of the broker's own making are listed. Too high: whoever "
-        "waits for the result of a dropped task learns it that much later.",
+        "How often dropped tasks are recorded and dead letters of the broker's own making are listed. Too high: "
+        "whoever waits for the result of a dropped task learns it that much later.",
         above=0,
         maximum=3600,
     )
@@ -305,6 +306,30 @@ class MaintenanceSettings:
         "How long a task must have waited before its message can count as gone without a trace (a purged queue). Too "
         "low: a message that is only on its way is given up. Too high: its task shows as pending that much longer.",
         minimum=1,
+    )
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The HTTP gateway."""
+
+    keys: str | None = setting(
+        None,
+        "File of the API keys, TOML or JSON; `inference-tasks gateway key new` prints an entry for it. It holds "
+        "hashes, never keys, and is read again when it changes. Unset: everybody on this machine may ask, nobody else can.",
+    )
+    max_body_bytes: int = setting(
+        1048576,
+        "Largest body of a request, refused before it is read. More than broker.max_body_bytes helps nobody: the "
+        "message would be refused.",
+        minimum=1024,
+    )
+    wait_max_s: float = setting(
+        60.0,
+        "Longest that a request may wait for its result (`Prefer: wait=N`), whatever it asks for. Too high: proxies "
+        "between client and gateway give up first.",
+        above=0,
+        maximum=3600,
     )
 
 

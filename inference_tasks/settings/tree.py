@@ -15,6 +15,7 @@ from inference_routing.topology import Topology, build_topology
 from inference_tasks.settings.sections import (
     AgingSettings,
     BrokerSettings,
+    GatewaySettings,
     MaintenanceSettings,
     RetrySettings,
     StateSettings,
@@ -48,6 +49,7 @@ class Settings:
     tiers: TiersSettings = field(default=TiersSettings())
     aging: AgingSettings = field(default=AgingSettings())
     maintenance: MaintenanceSettings = field(default=MaintenanceSettings())
+    gateway: GatewaySettings = field(default=GatewaySettings())
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def __post_init__(self) -> None:

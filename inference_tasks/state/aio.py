@@ -1,20 +1,25 @@
-"""The two calls of the state store that the publisher makes, for an asyncio loop."""
+"""The calls of the state store that are made on an asyncio loop: the publisher's and the gateway's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from redis.exceptions import RedisError
 
 from inference_tasks.state import keys, packing
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
-from inference_tasks.state.records import NewTask, SubmitAnswer
-from inference_tasks.state.script import AsyncCommands, load
+from inference_tasks.state.records import NewTask, SubmitAnswer, TaskRecord
+from inference_tasks.state.script import AsyncCommands, as_text, load, translated
 from inference_tasks.state.store import UNFINISHED_TTL_S
 
 __all__ = ["AsyncTaskStore"]
 
+T = TypeVar("T")
+
 
 class AsyncTaskStore:
-    """Makes and takes back records as ``TaskStore`` does, on a ``redis.asyncio`` client."""
+    """Makes, takes back and reads records as ``TaskStore`` does, on a ``redis.asyncio`` client."""
 
     def __init__(
         self,
@@ -33,6 +38,8 @@ class AsyncTaskStore:
         self._ready = keys.ready(prefix, namespace)
         self._submit = load("submit")
         self._retract = load("retract")
+        self._get = load("get")
+        self._enter = load("enter")
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """As ``TaskStore.submit``."""
@@ -49,3 +56,50 @@ class AsyncTaskStore:
             return 0
         reply = await self._retract.call_async(self._client, (*self._counted_keys, *names), (self._ready, nonce))
         return int(reply)
+
+    async def get_many(self, task_ids: Sequence[str]) -> list[TaskRecord | None]:
+        """As ``TaskStore.get_many``."""
+        if not task_ids:
+            return []
+        names = [keys.task(self.prefix, task_id) for task_id in task_ids]
+        reply = as_text(await self._get.call_async(self._client, names, packing.RECORD_FIELDS))
+        lines = reply.split(packing.RECORD)
+        return [packing.unpack_record(task_id, line) for task_id, line in zip(task_ids, lines, strict=True)]
+
+    async def document(self, task_id: str) -> str | None:
+        """Return Celery's result document of a task as JSON; None where there is none."""
+        reply = await _answer(self._client.execute_command("GET", keys.result(self.prefix, task_id)))
+        return None if reply is None else as_text(reply)
+
+    async def ping(self) -> None:
+        """Ask whether Redis answers.
+
+        Raises:
+            StateUnavailableError: it does not.
+        """
+        await _answer(self._client.execute_command("PING"))
+
+    async def enter(self, key_id: str, task_id: str, limit: int) -> bool:
+        """Count a task among those that the holder of an API key has under way; False if it has ``limit`` of them."""
+        name = keys.holder(self.prefix, key_id)
+        return int(await self._enter.call_async(self._client, (name,), (task_id, limit, self._unfinished_ttl_s))) == 1
+
+    async def entered(self, key_id: str, limit: int) -> list[tuple[str, float]]:
+        """Return the first ``limit`` tasks that count as under way, and since when, the oldest first."""
+        name = keys.holder(self.prefix, key_id)
+        reply = await _answer(self._client.execute_command("ZRANGE", name, 0, limit - 1, "WITHSCORES"))
+        # Pairs, or one after the other, as the version of the client has it.
+        flat = [part for pair in reply for part in (pair if isinstance(pair, list | tuple) else (pair,))]
+        return [(as_text(one), float(as_text(at_s))) for one, at_s in zip(flat[::2], flat[1::2], strict=True)]
+
+    async def leave(self, key_id: str, task_ids: Sequence[str]) -> None:
+        """Count tasks no longer among those under way."""
+        if task_ids:
+            await _answer(self._client.execute_command("ZREM", keys.holder(self.prefix, key_id), *task_ids))
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except RedisError as error:
+        raise translated(error) from error

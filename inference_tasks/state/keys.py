@@ -17,6 +17,7 @@ __all__ = [
     "dead_letters",
     "group",
     "held",
+    "holder",
     "lease",
     "ready",
     "result",
@@ -91,6 +92,11 @@ def beat(prefix: str) -> str:
 def lease(prefix: str, name: str) -> str:
     """Key of the lease of some work that one process at a time may do: a string, its holder."""
     return f"{prefix}lease:{name}"
+
+
+def holder(prefix: str, key_id: str) -> str:
+    """Key of the tasks that the holder of an API key has under way: a sorted set, id by the time of its entry."""
+    return f"{prefix}holder:{key_id}"
 
 
 def held(consumer: str) -> str:

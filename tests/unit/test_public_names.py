@@ -9,7 +9,7 @@ NAMES = """
     InferenceApp InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model ModelLoadError
     OutcomeUnknownError PermanentError PoolOptionError QueueFullError RefusedCall ResultTimeoutError RetryAfter
     Settings SettingsError StateUnavailableError Submitter TaskFailedError TaskHandle TaskNotFoundError TaskRecord
-    TemporaryError TopologyMismatchError UnknownOptionError UnknownTierError adopt load_settings
+    TemporaryError TopologyMismatchError UnknownOptionError UnknownTaskError UnknownTierError adopt load_settings
 """
 
 
