@@ -12,13 +12,14 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.redis import RedisBackend
-from celery.exceptions import BackendStoreError, TaskRevokedError
+from celery.exceptions import BackendStoreError, TaskRevokedError, TimeLimitExceeded
 from celery.utils.time import get_exponential_backoff_interval
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from redis import exceptions
@@ -81,6 +82,7 @@ class RecordBackend(RedisBackend):
             namespace=str(options.get("namespace") or DEFAULT_NAMESPACE),
         )
         self._written = threading.local()
+        self._timed_out: deque[str] = deque(maxlen=64)
 
     # Where things lie.
 
@@ -137,6 +139,8 @@ class RecordBackend(RedisBackend):
         state: str = states.FAILURE,
     ) -> None:
         """Record the failure of a run, then fail what waits for it: chord, chain, errbacks."""
+        if isinstance(exc, TimeLimitExceeded) and self._is_told_again(task_id):
+            return
         if not self._ended(task_id, self.encode_result(exc, state), state, traceback, request, store_result):
             return
         # Celery stores this result once more on its way to the chain's; store_result must stay true for those.
@@ -153,6 +157,14 @@ class RecordBackend(RedisBackend):
             )
         finally:
             self._written.task_id = None
+
+    def _is_told_again(self, task_id: str) -> bool:
+        """Celery tells of a hard time limit twice, by the job's error and by its time-out; errbacks shall hear once."""
+        if task_id in self._timed_out:
+            self._timed_out.remove(task_id)
+            return True
+        self._timed_out.append(task_id)
+        return False
 
     def mark_as_retry(
         self,

@@ -22,7 +22,7 @@ __all__ = ["Claiming", "Claims", "Ends", "Held"]
 
 logger = logging.getLogger(__name__)
 
-#: A message that meets a live claim goes back no sooner than this.
+#: A message that meets a live claim and is not parked goes back no sooner than this.
 HELD_CLAIM_S = 1.0
 
 
@@ -39,6 +39,9 @@ class Ends(Protocol):
     def bury(self, message: Delivery, key: QueueKey, unfit: Unfit) -> None: ...
     def crashed(self, message: Delivery, key: QueueKey, intake: Intake) -> None: ...
     def expired(self, message: Delivery) -> None: ...
+    def unburied(self, message: Delivery, key: QueueKey, intake: Intake) -> None: ...
+    def met_claim(self, message: Delivery, key: QueueKey, claim: Claim) -> bool: ...
+    def too_early(self, message: Delivery, key: QueueKey, intake: Intake) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +108,9 @@ class Claiming:
                 self._discard(pick)
                 self._ends.bury(message, pick.key, intake)
                 continue
+            if self._ends.too_early(message, pick.key, intake):
+                self._discard(pick)
+                continue
             predicted_s = self._costs.predict_s(intake.name, intake.tier)
             self._picker.predicted(pick, predicted_s)
             arrived_s = message.delivery_info.get("arrived_s", now)
@@ -137,9 +143,18 @@ class Claiming:
                 # The answer to an earlier claim of ours was lost: nothing runs under it. The name alone says nothing:
                 # a worker of the same name may be running it, or have died of it.
                 self.release([(held.intake.id, claim.token)])
+            elif self._ends.met_claim(held.message, held.key, claim):
+                return False
             self._waiting.append((now + HELD_CLAIM_S, held.message))
             return False
         self._discard(held.pick)
+        if claim.verdict == "unburied":
+            try:
+                self._ends.unburied(held.message, held.key, held.intake)
+            except StateUnavailableError as exc:
+                logger.warning("the failed task %s is not among the dead letters yet: %s", held.intake.id, exc)
+                self._waiting.append((now + HELD_CLAIM_S, held.message))
+            return False
         if claim.verdict == "crashed":
             self._ends.crashed(held.message, held.key, held.intake)
             return False

@@ -94,9 +94,7 @@ class InferenceConsumer(seam.Consumer):
         keys = [QueueKey(queue.tier, queue.lane, queue.name) for queue in topology.queues if queue.tier is not None]
         served = [key for key in keys if key.tier in settings.worker.tiers]
         slots = Slots(self._ready, settings.worker.reserve)
-        wrapped = SlotPool(
-            pool, take=lambda task_id: self.dispatcher.take(task_id), free=self._free, crashed=self._crashed
-        )
+        wrapped = SlotPool(pool, take=lambda task_id: self.dispatcher.take(task_id), free=self._free, ended=self._ended)
         self.store = self.inference.store
         worker = kwargs.get("hostname") or ""
         self._endings = Endings(self.inference, self._mailbox, self._later, worker=worker)
@@ -143,20 +141,8 @@ class InferenceConsumer(seam.Consumer):
     def _free(self, ticket: Ticket) -> None:
         self._mailbox.post(partial(self.dispatcher.free, ticket, monotonic()))
 
-    def _crashed(self, ticket: Ticket, info: object) -> bool:
-        """A pool process died with this task: the claim is given back, the crash counted. True if that was the last."""
-        if not seam.is_lost_child(info) or not ticket.token or self._draining:
-            return False
-        intake = ticket.intake
-        try:
-            crash = self.store.crashed(intake.id, ticket.token, self.hostname)
-        except StateUnavailableError as exc:
-            logger.warning("the crash of task %s counts when its lease ends: %s", intake.id, exc)
-            return False
-        logger.error("the process running task %s[%s] died (%d so far)", intake.name, intake.id, crash.crashes)
-        if crash.over:
-            self._endings.crashed(ticket.message, ticket.key, intake)
-        return crash.over
+    def _ended(self, ticket: Ticket, info: object) -> Callable[[], None] | None:
+        return self._endings.of_run(ticket, info, is_stopping=self._draining)
 
     def _request(self, request: Any) -> None:
         """Celery's way to the pool. What comes by its timer (ETA, rate limits) waits for a free slot like all else."""
@@ -362,6 +348,10 @@ class InferenceConsumer(seam.Consumer):
     def leave(self) -> None:
         """The end: the last acknowledgements go out, and what a cold stop has cut off can start again elsewhere."""
         self._mailbox.run()
+        end = monotonic() + DRAIN_S
+        while self._endings.is_busy and monotonic() < end:
+            self._mailbox.wait(0.05)
+            self._mailbox.run()
         if self._source is not None and self.connection is not None:
             with suppress(*self.connection_errors):
                 self._source.flush()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from inference_tasks.broker.addressing import is_delayed
 from inference_tasks.state.records import Claimant
 
 if TYPE_CHECKING:
@@ -37,13 +38,16 @@ class Delivery(Protocol):
     @property
     def acknowledged(self) -> bool: ...
     def ack(self) -> None: ...
+    def reject(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
     """A message that can be run.
 
-    ``tier`` is the tier served (that of the queue it came from), ``tier_first`` the one it was submitted to.
+    ``tier`` is the tier served (that of the queue it came from), ``tier_first`` the one it was submitted to. ``hop``
+    counts the messages of the task before this one, ``retries`` the runs that raised, ``eta_s`` is when a message that
+    has not come through the delay queues wants to start, unix seconds.
     """
 
     id: str
@@ -55,6 +59,9 @@ class Intake:
     submitted_at_s: float | None
     expires_at_s: float | None
     crash_limit: int | None
+    hop: int = 0
+    retries: int = 0
+    eta_s: float | None = None
 
     def claimant(self) -> Claimant:
         return Claimant(
@@ -67,6 +74,7 @@ class Intake:
             submitted_at_s=self.submitted_at_s,
             expires_at_s=self.expires_at_s,
             crash_limit=self.crash_limit,
+            hop=self.hop,
         )
 
 
@@ -124,6 +132,9 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
         submitted_at_s=_seconds(ours.get("submitted_at_s")),
         expires_at_s=_seconds(ours.get("expires_at_s")),
         crash_limit=_whole(ours.get("crash_limit"), 0) or None,
+        hop=_whole(ours.get("hop"), 0),
+        retries=_whole(headers.get("retries"), 0),
+        eta_s=_eta_s(message),
     )
 
 
@@ -155,6 +166,15 @@ def _moments_problem(headers: Mapping[str, object]) -> str | None:
     except (AttributeError, TypeError, ValueError, OverflowError) as exc:
         return f"expected 'eta' in ISO 8601, found {eta!r:.80} ({exc!r:.80})"
     return None
+
+
+def _eta_s(message: Delivery) -> float | None:
+    """When it wants to start; None where the broker has seen to that: clocks differ, and it is due by the broker's."""
+    eta = message.headers.get("eta")
+    if eta is None or is_delayed(str(message.delivery_info.get("routing_key") or "")):
+        return None
+    moment = maybe_iso8601(eta)
+    return None if moment is None else moment.timestamp()
 
 
 def _is_limit(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,11 @@ class Mailbox:
             self._reader.recv(4096)
         # After the read: a wake-up between the two is seen by the calls that follow it in the same turn.
         self._is_waking = False
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something was posted, without the loop; for the end, when it does not turn any more."""
+        select.select([self._reader], [], [], timeout_s)
+        self._woken()
 
     def run(self) -> None:
         """Do all that was posted. A call that finds the connection lost has nothing left to do."""

@@ -18,7 +18,8 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.serialization import dumps
-from billiard.exceptions import WorkerLostError
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]  # its stub is older
+from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
@@ -39,6 +40,8 @@ __all__ = [
     "accepted_content",
     "bound",
     "collect",
+    "error_of",
+    "failure_in",
     "is_lost_child",
     "nack",
     "on_get_answers",
@@ -295,6 +298,22 @@ def is_lost_child(info: object) -> bool:
     """Whether a job's error says that its process died."""
     kind = getattr(info, "type", None)
     return isinstance(kind, type) and issubclass(kind, WorkerLostError)
+
+
+def error_of(info: object) -> BaseException | None:
+    """Return the error in a job's error information."""
+    error = getattr(info, "exception", None)
+    error = getattr(error, "exc", error) if isinstance(error, ExceptionWithTraceback) else error
+    # These say that the process ends; Celery makes lost processes of them, or has been asked to end the task.
+    if not isinstance(error, Exception) or isinstance(error, MemoryError | Terminated):
+        return None
+    return error
+
+
+def failure_in(result: Sequence[object]) -> object | None:
+    """Return the error information in what a job returns, (failed, value, run time); None if it has not failed."""
+    answer = result[0] if result else None
+    return answer[1] if isinstance(answer, tuple) and len(answer) == 3 and answer[0] else None
 
 
 class SoloHeartbeat:

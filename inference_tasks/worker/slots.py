@@ -93,14 +93,14 @@ class Slots:
 
 
 class SlotPool:
-    """A Celery pool that tells when a job takes a slot and when that slot is free again.
+    """A Celery pool that tells when a job takes a slot, when that slot is free again, and of runs that end in an error.
 
     Every other attribute is the pool's own. The slot is taken in ``apply_async``, the one place every request passes,
     and freed by result, error or hard time limit (prefork), by the future's own end (threads, also when the tracer
     itself raises), or by the return of the call (solo).
     """
 
-    _own = frozenset({"_pool", "_take", "_free", "_crashed", "keeps_jobs"})
+    _own = frozenset({"_pool", "_take", "_free", "_ended", "keeps_jobs"})
 
     def __init__(
         self,
@@ -108,12 +108,21 @@ class SlotPool:
         *,
         take: Callable[[str], Ticket],
         free: Callable[[Ticket], None],
-        crashed: Callable[[Ticket, object], bool],
+        ended: Callable[[Ticket, object], Callable[[], None] | None],
     ) -> None:
+        """Wrap a pool.
+
+        Args:
+            pool: Celery's.
+            take: called with a task's id before it goes to the pool.
+            free: called when its slot is free again.
+            ended: called with the error information of a run that raised or was lost. What it returns is called once
+                Celery has noted the end, and settles the message; with None, Celery does.
+        """
         self._pool = pool
         self._take = take
         self._free = free
-        self._crashed = crashed
+        self._ended = ended
         self.keeps_jobs = False
 
     def flush(self) -> None:
@@ -146,19 +155,27 @@ class SlotPool:
     ) -> Any:
         ticket = self._take(correlation_id)
 
+        def note(call: Callable[..., object] | None, info: object, *a: object, **k: object) -> object:
+            after = None if info is None else self._ended(ticket, info)
+            if after is not None:
+                # Celery must neither acknowledge nor return the message.
+                seam.settled(call)
+            try:
+                return call(*a, **k) if call else None
+            finally:
+                if after is not None:
+                    after()
+
         def on_result(*a: object, **k: object) -> object:
             try:
-                return callback(*a, **k) if callback else None
+                return note(callback, seam.failure_in(a), *a, **k)
             finally:
                 if not in_thread:
                     self._free(ticket)
 
         def on_error(info: object, *a: object, **k: object) -> object:
             try:
-                if self._crashed(ticket, info):
-                    # Its message is on the way to the dead letters: Celery must neither return nor acknowledge it.
-                    seam.settled(error_callback)
-                return error_callback(info, *a, **k) if error_callback else None
+                return note(error_callback, info, info, *a, **k)
             finally:
                 self._free(ticket)
 

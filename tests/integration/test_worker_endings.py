@@ -80,6 +80,8 @@ def test_a_hard_time_limit_frees_the_slot_and_fails_the_task(rig: Rig) -> None:
         assert worker.terminate() == 0
     assert rig.starts()[0] == 1
     assert len({entry.pid for entry in rig.history.of("loaded")}) == 2
+    (dead,) = rig.dead(app, 1)
+    assert (dead.headers["id"], dead.headers["inference_dead"]["reason"]) == (stuck.id, "time limit")
     rig.wait_waiting(app, 0)
 
 

@@ -50,7 +50,7 @@ def test_attempts_and_delays_are_those_of_the_settings_unless_the_task_has_its_o
 
 
 def test_a_task_of_plain_celery_keeps_celerys_numbers(app: InferenceApp) -> None:
-    @app.task(name="plain")
+    @app.task(name="plain", shared=False)
     def plain() -> None: ...
 
     assert (plain.max_retries, plain.default_retry_delay) == (3, 180)

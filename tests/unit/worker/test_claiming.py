@@ -45,6 +45,16 @@ class Store:
         return len(claims)
 
 
+class Ends:
+    """Messages that meet a claim wait in the worker."""
+
+    def met_claim(self, *_: object) -> bool:
+        return False
+
+    def too_early(self, *_: object) -> bool:
+        return False
+
+
 class Bench:
     def __init__(self) -> None:
         self.store, self.broker, self.now = Store(), Broker(), 100.0
@@ -57,7 +67,7 @@ class Bench:
             costs=costs,
             demand=demand,
             tasks={"noop"},
-            ends=cast(Any, None),
+            ends=cast(Any, Ends()),
             worker="w1",
             lease_s=30,
             run_unclaimed=False,

@@ -144,6 +144,8 @@ class Bench:
         self.buried: list[Unfit] = []
         self.expirations: list[str] = []
         self.crashes: list[str] = []
+        self.unburials: list[str] = []
+        self.parks, self.parked = False, list[str]()
         costs = CostModel()
         self.dispatcher = Dispatcher(
             source=self.broker,
@@ -174,6 +176,17 @@ class Bench:
 
     def crashed(self, message: Message, key: QueueKey, intake: Intake) -> None:
         self.crashes.append(intake.id)
+
+    def unburied(self, message: Message, key: QueueKey, intake: Intake) -> None:
+        self.unburials.append(intake.id)
+
+    def met_claim(self, message: Message, key: QueueKey, claim: Claim) -> bool:
+        if self.parks:
+            self.parked.append(message.id)
+        return self.parks
+
+    def too_early(self, message: Message, key: QueueKey, intake: Intake) -> bool:
+        return False
 
     def settle(self) -> None:
         """Pump until nothing changes."""
@@ -289,40 +302,6 @@ def test_lower_tiers_never_take_a_reserved_slot() -> None:
     for _ in range(8):
         bench.run(0.5)
         assert sum(not ticket.reserved for ticket in bench.dispatcher.slots) <= 3
-
-
-@pytest.mark.parametrize("verdict", [Verdict.FINISHED, Verdict.CANCELLED, Verdict.EXPIRED, Verdict.SUPERSEDED])
-def test_what_need_not_run_is_acknowledged_and_costs_no_share(verdict: Verdict) -> None:
-    bench = Bench(1)
-    bench.store.verdicts = {f"realtime-{n}": verdict for n in range(1, 201)}
-    bench.broker.fill("realtime", 200)
-    for tier in TIERS:
-        bench.broker.fill(tier, 100)
-    bench.settle()
-    while bench.broker.queues["realtime"]:
-        bench.run(0.5)
-    assert bench.starts.count("realtime") == 100
-    assert bench.starts.count("batch") <= 26
-
-
-def test_discards_are_fetched_many_at_a_time() -> None:
-    bench = Bench(1)
-    bench.store.verdicts = {f"offline-{n}": Verdict.EXPIRED for n in range(1, 301)}
-    bench.broker.fill("offline", 301)
-    bench.settle()
-    assert bench.starts == ["offline"]
-
-
-def test_a_message_with_a_live_claim_goes_back_after_a_second_not_at_once() -> None:
-    bench = Bench(1)
-    bench.store.verdicts = {"batch-1": Verdict.HELD}
-    bench.broker.fill("batch", 1)
-    bench.settle()
-    bench.dispatcher.tick()
-    assert not bench.broker.queues["batch"]
-    bench.now += 1.01
-    bench.dispatcher.tick()
-    assert [message.returned for message in bench.broker.queues["batch"]] == [1]
 
 
 def test_without_state_everything_goes_back_and_nothing_starts_until_it_is_there() -> None:

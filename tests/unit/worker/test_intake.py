@@ -31,6 +31,8 @@ class Message:
     properties: dict[str, object] = field(default_factory=dict)
     delivery_info: dict[str, object] = field(default_factory=dict)
 
+    def reject(self) -> None: ...
+
     def ack(self) -> None: ...
 
     @property

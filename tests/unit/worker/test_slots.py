@@ -75,20 +75,21 @@ class Pool:
 class Bench:
     def __init__(self, pool: Pool) -> None:
         self.events: list[str] = []
+        self.leaves_it = True
         self.pool = SlotPool(
             pool,
             take=self.take,
             free=lambda ticket: self.events.append("freed"),
-            crashed=self.crashed,
+            ended=self.ended,
         )
 
     def take(self, task_id: str) -> Ticket:
         self.events.append(f"taken {task_id}")
         return ticket(task_id)
 
-    def crashed(self, ticket: Ticket, info: object) -> bool:
-        self.events.append(f"crashed {info}")
-        return False
+    def ended(self, ticket: Ticket, info: object) -> Callable[[], None] | None:
+        self.events.append(f"ended {info}")
+        return None if self.leaves_it else lambda: self.events.append("settled")
 
     def apply(self) -> object:
         return self.pool.apply_async(
@@ -125,7 +126,16 @@ def test_a_lost_process_is_told_before_its_slot_is_free() -> None:
     bench = Bench(pool)
     bench.apply()
     pool.callbacks["error_callback"]("lost")
-    assert bench.events == ["taken a", "crashed lost", "error", "freed"]
+    assert bench.events == ["taken a", "ended lost", "error", "freed"]
+
+
+def test_the_message_of_a_failed_run_is_settled_once_celery_has_noted_the_end() -> None:
+    pool = Pool(job=SimpleNamespace())
+    bench = Bench(pool)
+    bench.leaves_it = False
+    bench.apply()
+    pool.callbacks["callback"]((1, "why", 0.5))
+    assert bench.events == ["taken a", "ended why", "result", "settled", "freed"]
 
 
 def test_the_hard_time_limit_frees_the_slot_and_the_soft_one_does_not() -> None:
