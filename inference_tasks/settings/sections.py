@@ -316,7 +316,8 @@ class GatewaySettings:
     keys: str | None = setting(
         None,
         "File of the API keys, TOML or JSON; `inference-tasks gateway key new` prints an entry for it. It holds "
-        "hashes, never keys, and is read again when it changes. Unset: everybody on this machine may ask, nobody else can.",
+        "hashes, never keys, and is read again when it changes. Unset: everybody on this machine may ask, and nobody "
+        "else can.",
     )
     max_body_bytes: int = setting(
         1048576,

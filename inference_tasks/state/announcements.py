@@ -68,13 +68,8 @@ class Announcements:
         self._timeout_s = timeout_s
         self._ping_every_s = ping_every_s
         # Its pool makes the connection as the address says; retries are this class's own business.
-        self._client = Redis.from_url(
-            plain_url(url),
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
+        options: dict[str, Any] = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        self._client = Redis.from_url(plain_url(url), socket_timeout=None, socket_connect_timeout=timeout_s, **options)
         self._connection: AbstractConnection | None = None
         self._confirmed_by_id: dict[str, asyncio.Future[None]] = {}
         self._id_by_channel: dict[bytes, str] = {}
