@@ -27,6 +27,8 @@ demo: $(VENV)/demo.stamp
 	  *) echo "BROKER is '$(BROKER)'; it can be rabbitmq, or be left out for the embedded broker" >&2; exit 2 ;; \
 	esac
 
+# Hundreds of processes are started, each of which would compile every module again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/dev.stamp servers
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 

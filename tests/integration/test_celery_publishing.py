@@ -73,11 +73,6 @@ def take(url: str, queue: str, wait_s: float = 0.0) -> list[Any]:
                 time.sleep(0.02)
 
 
-def connections(node: RabbitMQNode, vhost: str) -> int:
-    listed = node.ctl("list_connections", "vhost", "--silent")
-    return sum(line.strip() == vhost for line in listed.splitlines())
-
-
 class TestFromAClient:
     def test_delay_goes_to_the_tier_of_the_decorator_with_header_and_record(
         self, app: InferenceApp, amqp_url: str
@@ -134,7 +129,7 @@ class TestFromAClient:
         assert message.headers["inference"]["asked"] == "offline"
         assert "tier" not in message.properties
         assert take(amqp_url, "inference.realtime") == []
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
 
     def test_what_names_no_tier_goes_to_the_default_one(self, app: InferenceApp, amqp_url: str) -> None:
         task(app, "plain").delay()
@@ -172,7 +167,7 @@ class TestFromAClient:
             assert (error.tier, error.limit, error.reason, error.retry_after_s) == ("realtime", BOUND, "full", 1)
         with pytest.raises(TaskNotFoundError):
             app.status("refused")
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
         assert len(take(amqp_url, "inference.realtime")) == BOUND
 
     def test_a_group_that_does_not_fit_raises_and_leaves_what_was_accepted(
@@ -205,7 +200,7 @@ class TestFromAClient:
         task(app, "plain").apply_async((1,), queue=own)
         (message,) = take(amqp_url, "mine")
         assert "inference" not in message.headers
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
 
     def test_the_sent_event_follows_the_task(self, app: InferenceApp, amqp_url: str) -> None:
         with Connection(amqp_url) as connection:

@@ -100,11 +100,6 @@ def recording(publishers: MakePublisher, url: str, redis_url: str, namespace: st
     return publishers(url, state=redis_records(redis_url, f"{namespace}:"))
 
 
-def connections(node: RabbitMQNode, vhost: str) -> int:
-    listed = node.ctl("list_connections", "vhost", "--silent")
-    return sum(line.strip() == vhost for line in listed.splitlines())
-
-
 def kinds(outcomes: Sequence[Outcome]) -> list[str]:
     return [type(outcome).__name__ for outcome in outcomes]
 
@@ -153,7 +148,7 @@ class TestAccepted:
         with ThreadPoolExecutor(64) as pool:
             outcomes = [outcome for each in pool.map(send, range(64)) for outcome in each]
         assert set(kinds(outcomes)) == {"Accepted"}
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
         assert len(take(url, WIDE)) == 640
 
     def test_coroutines_of_any_loop_may_send(self, recording: Publisher, url: str) -> None:
@@ -204,7 +199,7 @@ class TestRefused:
             assert recording.send(message(number, NARROW, recorded=True)) == Refused("full", None)
             took_s.append(time.perf_counter() - began_s)
         assert recording.send(message(99)) == Accepted()
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
         assert sorted(took_s)[15] < 0.05
 
     def test_a_record_that_another_submit_made_stays(self, recording: Publisher, store: TaskStore) -> None:
@@ -238,7 +233,7 @@ class TestNotSent:
         assert GONE in str(outcomes[1])
         with pytest.raises(TaskNotFoundError):
             store.get("task-2")
-        assert connections(rabbitmq, vhost) == 1
+        assert rabbitmq.connections(vhost) == 1
 
     def test_queues_that_are_missing_are_declared_and_the_message_is_sent_once_more(
         self, publishers: MakePublisher, amqp_url: str
@@ -272,7 +267,7 @@ class TestNotSent:
         outcome = publisher.send(message(1, body=b"x" * 990))
         assert isinstance(outcome, TooLarge)
         assert outcome.size_bytes > outcome.limit_bytes == 1000
-        assert connections(rabbitmq, vhost) == 0
+        assert rabbitmq.connections(vhost) == 0
 
     def test_without_a_broker_it_is_unavailable_at_once(self, publishers: MakePublisher) -> None:
         began_s = time.monotonic()
@@ -361,10 +356,10 @@ class TestUnknown:
         declare_queues(url)
         publisher = publishers(url, confirm_timeout_s=0.4)
         assert publisher.send(message(0)) == Accepted()
-        private_rabbitmq.ctl("set_vm_memory_high_watermark", "0.000001")
+        private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.000001)")
         assert isinstance(publisher.send(message(1), timeout_s=1), Unknown)
         assert isinstance(publisher.send(message(2), timeout_s=1), Unavailable)
-        private_rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
+        private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.6)")
         assert publisher.send(message(3), timeout_s=10) == Accepted()
         assert [found.headers["id"] for found in take(url, WIDE)] == ["task-0", "task-1", "task-3"]
 

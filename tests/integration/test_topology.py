@@ -134,14 +134,14 @@ def test_a_parked_message_comes_back_through_the_returned_lane_and_not_early(amq
 def test_a_user_without_the_right_to_declare_uses_what_is_there(
     rabbitmq: RabbitMQNode, amqp_url: str, vhost: str, topology: Topology
 ) -> None:
-    rabbitmq.ctl("add_user", vhost, "secret")
-    rabbitmq.ctl("set_permissions", "-p", vhost, vhost, "^$", ".*", ".*")
+    rabbitmq.api("PUT", f"/api/users/{vhost}", {"password": "secret", "tags": ""})
+    rabbitmq.api("PUT", f"/api/permissions/{vhost}/{vhost}", {"configure": "^$", "write": ".*", "read": ".*"})
     limited = amqp_url.replace("guest:guest", f"{vhost}:secret")
     with pytest.raises(DeploymentError, match=r"inference"):
         declare(topology, limited)
     declare(topology, amqp_url)
     assert declare(topology, limited) == []
-    rabbitmq.ctl("delete_user", vhost)
+    rabbitmq.api("DELETE", f"/api/users/{vhost}")
 
 
 def test_a_missing_queue_has_no_depth(amqp_url: str) -> None:

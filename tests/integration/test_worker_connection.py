@@ -181,7 +181,7 @@ on_its_own_node = pytest.mark.xdist_group("own-node")
 def own_node() -> Iterator[RabbitMQNode]:
     """A node that may be restarted, and that waits three seconds for an acknowledgement."""
     with _installed(lambda: RabbitMQNode({"consumer_timeout": "3000"})) as node:
-        node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 1000).")
+        node.evaluate("application:set_env(rabbit, channel_tick_interval, 1000)")
         yield node
 
 
