@@ -148,8 +148,8 @@ def test_a_worker_comes_back_by_itself_when_the_server_was_killed(broker: Broker
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         worker.wait_for("was started again")
-        assert step(app, "realtime").submit(2).result(timeout_s=15) == 2
-        assert running.result(timeout_s=15) == 1
+        assert step(app, "realtime").submit(2).result(timeout_s=60) == 2
+        assert running.result(timeout_s=60) == 1
         until(lambda: sum(depths(app).values()) == 0, "nothing waits")
         assert worker.terminate() == 0
     assert broker.history.counts("start", "number") == {1: 1, 2: 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.support.brokers import depth, until
 from tests.support.rig import POOLS, Rig, task
 
 NODE = "worker@localhost"
+# Named, so that the answer is known to be complete once it is there.
+ASKED: Mapping[str, Any] = {"destination": [NODE], "timeout": 60}
 
 
 def is_full(app: InferenceApp) -> bool:
@@ -35,10 +38,10 @@ def test_chain_group_and_chord_run_over_the_tiers(rig: Rig, pool: str) -> None:
     app = rig.app()
     add, total = task(app, "add"), task(app, "total")
     with rig.worker(*POOLS[pool]):
-        assert chain(add.s(1, 2), add.s(3).set(tier="realtime"), add.s(4)).apply_async().get(timeout=10) == 10
-        assert group(add.s(number, 1) for number in range(5)).apply_async().get(timeout=10) == [1, 2, 3, 4, 5]
+        assert chain(add.s(1, 2), add.s(3).set(tier="realtime"), add.s(4)).apply_async().get(timeout=60) == 10
+        assert group(add.s(number, 1) for number in range(5)).apply_async().get(timeout=60) == [1, 2, 3, 4, 5]
         assert (
-            chord([add.s(number, 1).set(tier="offline") for number in range(4)], total.s(plus=5))().get(timeout=10)
+            chord([add.s(number, 1).set(tier="offline") for number in range(4)], total.s(plus=5))().get(timeout=60)
             == 15
         )
         rig.wait_waiting(app, 0)
@@ -55,10 +58,10 @@ def test_a_finished_step_is_not_lost_because_the_next_tier_is_full(rig: Rig) -> 
     with rig.worker(worker={"tiers": ["batch"]}, tiers={"realtime": {"bound": 2}}):
         until(lambda: depth(app, "realtime", "returned") == 1, "the second step waits")
         until(lambda: app.status(result.parent.id).state == "success", "the first step has succeeded")
-        assert result.parent.get(timeout=5) == 1001
+        assert result.parent.get(timeout=60) == 1001
         assert depth(app, "realtime") == full
     with rig.worker(tiers={"realtime": {"bound": 2}}):
-        assert result.get(timeout=10) == 1006
+        assert result.get(timeout=60) == 1006
 
 
 # Results.
@@ -94,12 +97,12 @@ def test_a_revoked_task_is_not_started_and_costs_no_slot(rig: Rig, pool: str) ->
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
         waiting = [task(app, "step.batch").submit(number) for number in (1, 2, 3)]
-        assert app.control.revoke(waiting[1].id, reply=True, timeout=3)
+        assert app.control.revoke(waiting[1].id, reply=True, **ASKED)
         gate.open()
         assert running.result(timeout_s=60) == 0
         until(lambda: waiting[1].status().state == "cancelled", "it is cancelled")
         with pytest.raises(TaskRevokedError):
-            app.AsyncResult(waiting[1].id).get(timeout=5)
+            app.AsyncResult(waiting[1].id).get(timeout=60)
         rig.wait_states(app, [waiting[0].id, waiting[2].id], success=2)
         done = task(app, "step.batch").submit_many([(number,) for number in range(10, 40)])
         rig.wait_states(app, [one.id for one in done.accepted], success=30)
@@ -112,7 +115,7 @@ def test_a_running_task_can_be_terminated(rig: Rig) -> None:
     with rig.worker():
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
-        app.control.revoke(running.id, terminate=True, signal="SIGKILL", reply=True, timeout=3)
+        app.control.revoke(running.id, terminate=True, signal="SIGKILL", reply=True, **ASKED)
         until(lambda: running.status().state == "cancelled", "it is cancelled")
         assert task(app, "step.batch").submit(1).result(timeout_s=60) == 1
         rig.wait_waiting(app, 0)
@@ -128,7 +131,7 @@ def test_remote_control_sees_queues_and_tasks(rig: Rig, pool: str) -> None:
     with rig.worker(*POOLS[pool], "--concurrency", "2"):
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
-        inspect: Any = app.control.inspect(timeout=3)
+        inspect: Any = app.control.inspect(**ASKED)
         topology = inference_of(app).topology
         queues = inspect.active_queues()[NODE]
         assert {queue["name"] for queue in queues} == {queue.name for queue in topology.queues if queue.tier}
@@ -148,14 +151,14 @@ def test_a_queue_can_be_left_and_taken_up_again(rig: Rig) -> None:
     with rig.worker():
         assert task(app, "step.batch").submit(0).result(timeout_s=60) == 0
         fresh = topology.queue("batch").name
-        assert app.control.cancel_consumer(fresh, reply=True, timeout=3)
+        assert app.control.cancel_consumer(fresh, reply=True, **ASKED)
         left = [task(app, "step.batch").submit(number).id for number in (1, 2)]
         assert task(app, "step.realtime").submit(3).result(timeout_s=60) == 3
         assert task(app, "step.offline").submit(4).result(timeout_s=60) == 4
         assert rig.states(app, left) == {"pending": 2}
-        inspect: Any = app.control.inspect(timeout=3)
+        inspect: Any = app.control.inspect(**ASKED)
         assert fresh not in {queue["name"] for queue in inspect.active_queues()[NODE]}
-        assert app.control.add_consumer(fresh, reply=True, timeout=3)
+        assert app.control.add_consumer(fresh, reply=True, **ASKED)
         rig.wait_states(app, left, success=2)
     assert set(rig.starts().values()) == {1}
 

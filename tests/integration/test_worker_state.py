@@ -42,7 +42,7 @@ def test_without_redis_nothing_starts_and_nothing_is_lost(rig: Rig, line: FaultP
             rig.history.wait_for("end")
         assert rig.starts() == {0: 1}
         line.resume()
-        assert running.result(timeout_s=15) == 0
+        assert running.result(timeout_s=60) == 0
         rig.wait_states(app, waiting, success=6)
         assert worker.terminate() == 0
     assert rig.starts() == dict.fromkeys(range(7), 1)
@@ -130,11 +130,11 @@ def test_what_has_expired_is_not_started(rig: Rig) -> None:
 
 def test_leases_of_long_tasks_are_renewed_by_every_pool(rig: Rig) -> None:
     app, gate = rig.app(), rig.gate()
-    with rig.worker(*POOLS["solo"], state={"lease_s": 1.0}):
+    with rig.worker(*POOLS["solo"], state={"lease_s": 3.0}):
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
         first = running.status().held_until_s or 0.0
-        until(lambda: (running.status().held_until_s or 0.0) > first + 2.0, "the lease has been renewed")
+        until(lambda: (running.status().held_until_s or 0.0) > first + 4.0, "the lease has been renewed")
         gate.open()
         assert running.result(timeout_s=60) == 0
     assert running.status().attempts == 1
