@@ -65,7 +65,9 @@ class Depths:
         for is_last in (False, True):
             connection = self._connection
             if connection is None:
-                connection = self._connection = dial(self._url, self._connect_timeout_s)
+                connection = self._connection = dial(
+                    self._url, self._connect_timeout_s, answer_timeout_s=self._connect_timeout_s
+                )
             try:
                 return self._ask(connection, name)
             except connection.connection_errors as exc:

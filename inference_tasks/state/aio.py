@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from inference_tasks.state import keys, packing
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import NewTask, SubmitAnswer, TaskRecord
 from inference_tasks.state.script import AsyncCommands, as_text, load, translated
-from inference_tasks.state.store import UNFINISHED_TTL_S
+from inference_tasks.state.store import UNFINISHED_TTL_S, plain_url
 
-__all__ = ["AsyncTaskStore"]
+__all__ = ["AsyncTaskStore", "async_store"]
 
 T = TypeVar("T")
+
+CONNECTIONS_MAX = 16
 
 
 class AsyncTaskStore:
@@ -71,6 +77,12 @@ class AsyncTaskStore:
         reply = await _answer(self._client.execute_command("GET", keys.result(self.prefix, task_id)))
         return None if reply is None else as_text(reply)
 
+    async def aclose(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        pool = getattr(self._client, "connection_pool", None)
+        if pool is not None:
+            await pool.disconnect()
+
     async def ping(self) -> None:
         """Ask whether Redis answers.
 
@@ -103,3 +115,27 @@ async def _answer(call: Awaitable[T]) -> T:
         return await call
     except RedisError as error:
         raise translated(error) from error
+
+
+def async_store(
+    url: str,
+    prefix: str = keys.DEFAULT_PREFIX,
+    *,
+    socket_timeout_s: float = 2.0,
+    connections_max: int = CONNECTIONS_MAX,
+) -> AsyncTaskStore:
+    """Return a store with a pool of its own; nothing is connected before the first call.
+
+    Args:
+        connections_max: how many calls may be under way at a time; more of them wait for a free connection.
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": socket_timeout_s,
+        "socket_connect_timeout": socket_timeout_s,
+        # As the store for threads: a lost connection is tried once more at once, a time-out is not.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+    }
+    pool: Any = BlockingConnectionPool.from_url(
+        plain_url(url), max_connections=connections_max, timeout=socket_timeout_s, **options
+    )
+    return AsyncTaskStore(Redis(connection_pool=pool), prefix)

@@ -1,0 +1,217 @@
+"""What the routes do their work with: submit, look up, wait, all in one event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from celery.utils import uuid
+
+from inference_tasks.app import Inference
+from inference_tasks.catalogue import find_task
+from inference_tasks.errors import InferenceError, OutcomeUnknownError, StateUnavailableError, TaskNotFoundError
+from inference_tasks.gateway.access import Access, tenant_for
+from inference_tasks.gateway.arguments import Signature
+from inference_tasks.gateway.documents import SubmitBody
+from inference_tasks.gateway.in_flight import InFlight
+from inference_tasks.gateway.keys import ApiKey
+from inference_tasks.gateway.metrics import Metrics
+from inference_tasks.gateway.problems import ProblemError, problem_of
+from inference_tasks.gateway.readiness import Readiness
+from inference_tasks.gateway.waiting import Waiters, Watch
+from inference_tasks.routes import choose
+from inference_tasks.state.aio import AsyncTaskStore, async_store
+from inference_tasks.state.records import State, TaskRecord
+from inference_tasks.task import InferenceTask, SubmitOptions
+
+__all__ = ["Gateway", "Submitted"]
+
+# After Redis did not answer a look at a record; the task goes on meanwhile.
+_LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of one submit: the id, the tier it went to, and the record if its end was waited for and came."""
+
+    id: str
+    task: str
+    tier: str
+    record: TaskRecord | None
+
+
+class Gateway:
+    """One app behind HTTP; belongs to one event loop from ``start`` to ``stop``.
+
+    Attributes:
+        is_ending: whether the process is about to end; nobody waits any more then.
+    """
+
+    def __init__(self, inference: Inference, access: Access) -> None:
+        """Make a gateway; nothing is connected yet.
+
+        Raises:
+            SettingsError: the app's settings are wrong.
+        """
+        settings = inference.settings
+        self.inference = inference
+        self.access = access
+        self.settings = settings.gateway
+        self.is_ending = False
+        url = cast(str, settings.state.url)
+        self.store: AsyncTaskStore = async_store(
+            url, settings.state.prefix, socket_timeout_s=settings.state.socket_timeout_s
+        )
+        self.waiters = Waiters(url, self.store, timeout_s=settings.state.socket_timeout_s)
+        self.readiness = Readiness(inference, self.store, self.waiters)
+        announcements = self.waiters.announcements
+        self.metrics = Metrics(
+            waiting=self.waiters.__len__,
+            is_subscribed=lambda: announcements.is_up,
+            gaps=lambda: announcements.gaps,
+        )
+        self._in_flight = InFlight(self.store)
+        self._signature_by_task: dict[str, Signature] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Be connected to Redis, within the loop that is running; the broker is connected to with the first submit."""
+        self.is_ending = False
+        self.waiters.start()
+        try:
+            yield
+        finally:
+            self.end_waits()
+            await self.waiters.stop()
+            await self.store.aclose()
+            await self.readiness.close()
+
+    def end_waits(self) -> None:
+        """Answer everybody who waits now: the process is about to end."""
+        self.is_ending = True
+        self.waiters.wake_all()
+
+    def task(self, name: str) -> tuple[InferenceTask[..., Any], Signature]:
+        """Return a task by its name, or its end, and what it takes.
+
+        Raises:
+            UnknownTaskError: there is none.
+        """
+        task = find_task(self.inference.celery_app, name)
+        signature = self._signature_by_task.get(task.name)
+        if signature is None:
+            signature = self._signature_by_task[task.name] = Signature(task)
+        return task, signature
+
+    async def submit(
+        self, key: ApiKey, name: str, body: SubmitBody, *, wait_s: float = 0.0, idempotency_key: str | None = None
+    ) -> Submitted:
+        """Submit one call, and wait for its end if ``wait_s`` says so; it is accepted when this returns.
+
+        Raises:
+            InferenceError, ProblemError: it was not, or perhaps not, accepted.
+        """
+        task, signature = self.task(name)
+        default = self.inference.settings.default_tier
+        choice = choose(self.inference.celery_app, body.chosen_tier(), task.tier, default)
+        if choice.tier not in key.tiers:
+            said = {"tier": choice.tier}
+            raise ProblemError(403, "tier-not-allowed", "This key may not use the tier", extensions=said)
+        tenant = tenant_for(key, body.tenant)
+        signature.check(body.args, body.kwargs)
+        options: dict[str, Any] = {"tier": choice.asked, "timeout_s": body.timeout_s, **body.further_options()}
+        if tenant is not None:
+            options["tenant"] = tenant
+        if idempotency_key is not None:
+            options["idempotency_key"] = idempotency_key
+        try:
+            accepted_id, record = await self._accepted(key, task, body, options, wait_s)
+        except (InferenceError, ProblemError) as error:
+            problem = error if isinstance(error, ProblemError) else problem_of(error)
+            reason = str(problem.extensions.get("reason", "")) if problem.status == 429 else ""
+            self.metrics.refused(choice.tier, problem.name, reason)
+            raise problem from error
+        self.metrics.submitted(choice.tier)
+        return Submitted(accepted_id, task.name, choice.tier, record)
+
+    async def look_up(self, key: ApiKey, task_id: str) -> TaskRecord:
+        """Return the record of a task that this key may see.
+
+        Raises:
+            TaskNotFoundError: there is none, or it is another tenant's: nobody can tell which.
+            StateUnavailableError: Redis is away.
+        """
+        record = (await self.store.get_many([task_id]))[0]
+        if record is None or not key.may_see(getattr(record, "tenant", None)):
+            raise TaskNotFoundError(task_id)
+        return record
+
+    async def document(self, record: TaskRecord) -> str | None:
+        """Return the result document of a task that has succeeded; None for others."""
+        return await self.store.document(record.id) if record.state == State.SUCCESS else None
+
+    async def _accepted(
+        self,
+        key: ApiKey,
+        task: InferenceTask[..., Any],
+        body: SubmitBody,
+        options: dict[str, Any],
+        wait_s: float,
+    ) -> tuple[str, TaskRecord | None]:
+        task_id = uuid()
+        chosen = SubmitOptions(task_id=task_id, **options).checked()
+        if wait_s <= 0:
+            return await self._send(key, task, body, chosen, task_id), None
+        until_s = time.monotonic() + wait_s
+        # Watched before it is sent, so that its end cannot be missed.
+        async with self.waiters.watch(task_id, is_looking=task.ignore_result) as watch:
+            accepted_id = await self._send(key, task, body, chosen, task_id)
+            if accepted_id == task_id:
+                return accepted_id, await self._end_of(task_id, watch, until_s)
+        # It has joined another one, which may have ended long ago.
+        try:
+            async with self.waiters.watch(accepted_id, is_looking=True) as watch:
+                watch.wake()
+                return accepted_id, await self._end_of(accepted_id, watch, until_s)
+        except StateUnavailableError:
+            return accepted_id, None
+
+    async def _send(
+        self, key: ApiKey, task: InferenceTask[..., Any], body: SubmitBody, chosen: SubmitOptions, task_id: str
+    ) -> str:
+        await self._in_flight.enter(key, task_id)
+        try:
+            handle = await self.inference.client.submit_async(task, tuple(body.args), body.kwargs, chosen)
+        except OutcomeUnknownError:
+            # It may run, so it counts.
+            raise
+        except InferenceError:
+            with suppress(InferenceError):
+                await self._in_flight.leave(key, task_id)
+            raise
+        return handle.id
+
+    async def _end_of(self, task_id: str, watch: Watch, until_s: float) -> TaskRecord | None:
+        """Wait for the end of a task and return its record; None if it has not ended in time.
+
+        It has been accepted: that Redis is away, or loses its record, does not undo that.
+        """
+        while not self.is_ending:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            is_woken = await watch.woken(left_s)
+            try:
+                record = (await self.store.get_many([task_id]))[0]
+            except StateUnavailableError:
+                await watch.woken(min(_LOOK_AGAIN_S, max(0.0, until_s - time.monotonic())))
+                watch.wake()
+                continue
+            if record is not None and record.is_finished:
+                return record
+            if not is_woken:
+                break
+        return None
