@@ -138,7 +138,8 @@ class _Refresh:
             self._useless(message, "their tasks have been replayed")
             return None
         if record is not None and record.generation == dead.generation:
-            if record.hop > letter.hop:
+            # A task may fail between the copying of its message and the mark of it: then this letter is the one.
+            if record.hop > letter.hop and not (letter.is_ours and record.state == State.FAILED):
                 self._useless(message, "newer messages have taken their place")
                 return None
             if record.is_finished and record.state != State.FAILED:

@@ -10,11 +10,10 @@ from typing import Any
 
 from inference_routing.lane import LANE_NAMES, RETURNED, QueueKey
 from inference_routing.tier import TIER_NAMES
-from inference_tasks.broker.addressing import first_headers
-from inference_tasks.broker.messages import Outgoing, Properties
+from inference_tasks.broker.messages import Outgoing
 from inference_tasks.routes import HEADER
 from inference_tasks.state.records import DeadLetter, TaskError
-from inference_tasks.worker.dead import as_text, raw_body
+from inference_tasks.worker.copies import as_text, copy_of, raw_body
 from inference_tasks.worker.intake import MAX_ID_LENGTH, Delivery, Unfit, read
 
 __all__ = ["DEAD_HEADER", "FOREIGN", "Letter", "letter_of", "revived"]
@@ -102,9 +101,7 @@ def revived(message: Delivery, letter: Letter, *, exchange: str, queue: str, now
         queue: ``returned`` of the tier in which the task was last.
         now_s: from now on it waits there.
     """
-    headers = first_headers(_table(message.headers))
-    headers |= {"retries": 0, "eta": None, "expires": None}
-    headers[HEADER] = _table(headers.get(HEADER)) | {
+    ours = _table(_table(message.headers).get(HEADER)) | {
         "v": 1,
         "tier": letter.dead.tier,
         "tier_first": letter.dead.tier_first,
@@ -114,18 +111,8 @@ def revived(message: Delivery, letter: Letter, *, exchange: str, queue: str, now
         "expires_at_s": None,
         "ready_at_s": now_s,
     }
-    return Outgoing(
-        body=raw_body(message),
-        exchange=exchange,
-        routing_key=queue,
-        properties=Properties(
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            headers=headers,
-            correlation_id=as_text(message.properties.get("correlation_id")),
-            reply_to=as_text(message.properties.get("reply_to")),
-        ),
-    )
+    headers = {"retries": 0, "eta": None, "expires": None, HEADER: ours}
+    return copy_of(message, exchange, queue, headers)
 
 
 def _problem(message: Delivery, tier: str) -> str:
