@@ -67,7 +67,7 @@ embed.delay(6)
 T = TypeVar("T")
 
 
-def seen(look: Callable[[], T], expected: Callable[[T], bool], timeout_s: float = 30.0) -> T:
+def seen(look: Callable[[], T], expected: Callable[[T], bool], timeout_s: float = 90.0) -> T:
     """What `look` returns once it is what the test expects, or at last."""
     deadline_s = time.monotonic() + timeout_s
     while True:

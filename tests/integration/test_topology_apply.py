@@ -73,7 +73,7 @@ class Load:
         while not self._ended.is_set():
             number += 1
             try:
-                self.accepted[self._step.submit(number, 0.01).id] = number
+                self.accepted[self._step.submit(number, 0.03).id] = number
             except QueueFullError as error:
                 self.refused.append(error.task_id or "")
             except BrokerUnavailableError as error:
