@@ -45,6 +45,8 @@ def test_a_task_that_runs_while_the_line_is_cut_starts_once_and_ends_once(
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
         waiting = [task(app, "gated.batch").submit(number, str(gate)).id for number in range(1, 4)]
+        if pool == "prefork":
+            rig.wait_known_as_running(app, slots)
         line.reset_peer()
         if pool != "solo":  # its main thread runs the task
             until(reconnected(worker, 1), "the worker connects again")
@@ -66,6 +68,7 @@ def test_another_worker_does_not_run_what_a_cut_off_worker_runs(rig: Rig, line: 
     with rig.worker(name="cut"):
         running = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
+        rig.wait_known_as_running(app, 1, "cut@localhost")
         rig.worker_options = {}
         with rig.worker(name="other"):
             line.down()
@@ -86,6 +89,8 @@ def test_no_more_tasks_run_after_a_cut_than_there_are_slots(rig: Rig, line: Faul
     with rig.worker(*POOLS[pool], "--concurrency", "2") as worker:
         ids = [task(app, "gated.batch").submit(number, str(gate)).id for number in range(6)]
         rig.history.wait_for("start", count=2)
+        if pool == "prefork":
+            rig.wait_known_as_running(app, 2)
         for cut in (1, 2):
             line.reset_peer()
             until(reconnected(worker, cut), "the worker connects again")
@@ -248,4 +253,6 @@ def test_a_worker_consumes_again_after_each_restart_of_the_broker(own_rig: Rig, 
         assert worker.exit_code is None
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-    assert set(rig.starts().values()) == {1}
+    # Two were on their way into their processes, at the most.
+    assert sorted(rig.starts()) == list(range(len(ids)))
+    assert sum(rig.starts().values()) <= len(ids) + 2

@@ -107,6 +107,15 @@ class Rig(Broker):
         """Wait until each of these has started."""
         self.history.wait_until(lambda _: self.started(*numbers), timeout_s=timeout_s)
 
+    def wait_known_as_running(self, app: InferenceApp, count: int, node: str = "worker@localhost") -> None:
+        """Wait until a prefork worker's main process knows that so many tasks run.
+
+        A task starts a moment before: of one that is on its way into its process when the connection is lost, the
+        worker cannot tell whether it has started, and it may start once more.
+        """
+        inspect: Any = app.control.inspect([node], timeout=PATIENCE_S)
+        until(lambda: len((inspect.active() or {}).get(node, ())) == count, f"{count} tasks run")
+
     def starts(self) -> Counter[Any]:
         """How often each number has started."""
         return self.history.counts("start", "number")
