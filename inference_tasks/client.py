@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from inference_tasks.errors import (
     TaskFailedError,
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle, as_call
-from inference_tasks.routes import Choice, choose
+from inference_tasks.routes import Choice, choose, running_tenant
 from inference_tasks.state.records import State, TaskRecord
 from inference_tasks.submission import NO_LINEAGE, Herald, Lineage, MessageTemplate, checked_arguments
 
@@ -129,7 +130,11 @@ class Client:
 
     def status(self, task_id: str) -> TaskRecord:
         """Look a task up by its id; see ``TaskHandle.status``."""
-        return self._records.get(task_id)
+        record = self._records.get(task_id)
+        if record.state == State.RETRYING and record.due_at_s is not None and record.due_at_s <= time.time():
+            # The broker has let it go, and writes nothing down.
+            return replace(record, state=State.PENDING)
+        return record
 
     async def status_async(self, task_id: str) -> TaskRecord:
         """Look a task up from a coroutine."""
@@ -165,6 +170,7 @@ class Client:
             nonce=uuid4().hex,
             timeout_s=options.timeout_s or task.timeout_s,
             lineage=lineage,
+            tenant=options.tenant,
         )
 
     def _all_outgoing(
@@ -193,6 +199,7 @@ class Client:
                         nonce=nonce,
                         timeout_s=timeout_s,
                         lineage=lineage,
+                        tenant=options.tenant,
                     )
                 )
             except InvalidArgumentsError as error:
@@ -214,7 +221,8 @@ class Client:
         running = self._app.current_worker_task
         if running is None:
             return template, NO_LINEAGE
-        return template, Lineage(running.request.root_id or running.request.id, running.request.id)
+        root_id = running.request.root_id or running.request.id
+        return template, Lineage(root_id, running.request.id, running_tenant(self._app))
 
     def _patience_s(self, options: SubmitOptions) -> float:
         return options.confirm_timeout_s or self._settings.broker.confirm_timeout_s

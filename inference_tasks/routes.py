@@ -12,7 +12,7 @@ from inference_tasks.errors import UnknownTierError
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["HEADER", "Choice", "TierRouter", "choose", "full_tier_name"]
+__all__ = ["HEADER", "Choice", "TierRouter", "choose", "full_tier_name", "running_tenant"]
 
 HEADER = "inference"
 """The one message header of ours."""
@@ -62,6 +62,14 @@ def choose(app: Celery, at_call: object, of_task: str | None, default: str) -> C
         if asked is None and isinstance(inherited, str):
             asked = full_tier_name(inherited)
     return Choice(asked or of_task or default, asked, by_worker)
+
+
+def running_tenant(app: Celery) -> str | None:
+    """Return for whom the task is that runs here; what it submits is for the same, unless it says otherwise."""
+    running = app.current_worker_task
+    ours = (running.request.headers or {}).get(HEADER) if running is not None else None
+    tenant = ours.get("tenant") if isinstance(ours, Mapping) else None
+    return tenant if isinstance(tenant, str) and tenant else None
 
 
 class TierRouter:

@@ -33,10 +33,11 @@ _NO_KWARGS_REPR = saferepr({})
 
 
 class Lineage(NamedTuple):
-    """The running task that submits, if any: ids of the root and the parent of what it submits."""
+    """The running task that submits, if any: ids of the root and the parent of what it submits, and for whom it is."""
 
     root_id: str | None = None
     parent_id: str | None = None
+    tenant: str | None = None
 
 
 NO_LINEAGE = Lineage()
@@ -141,6 +142,7 @@ class MessageTemplate:
         nonce: str,
         timeout_s: float | None,
         lineage: Lineage = NO_LINEAGE,
+        tenant: str | None = None,
     ) -> Outgoing:
         """Build the message and the record of one call.
 
@@ -148,6 +150,7 @@ class MessageTemplate:
             InvalidArgumentsError: the arguments cannot be written as JSON.
         """
         task, choice = self._task, self._choice
+        tenant = tenant or lineage.tenant
         now_s = time.time()
         expires_at_s = None if timeout_s is None else now_s + timeout_s
         headers = self._headers.copy()
@@ -172,6 +175,8 @@ class MessageTemplate:
             "expires_at_s": expires_at_s,
             "crash_limit": task.max_crashes,
         }
+        if tenant:
+            headers[HEADER]["tenant"] = tenant
         body = self._body(args, kwargs)
         if signals.before_task_publish.receivers:
             # Tracing libraries put their headers in here; what they do to anything but the headers is not kept.
@@ -202,6 +207,7 @@ class MessageTemplate:
                 now_s,
                 expires_at_s,
                 choice.by_worker,
+                tenant=tenant or "",
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,12 +34,15 @@ class SubmitOptions:
         task_id: instead of a new one. Submitting one id twice is harmless: it runs once.
         timeout_s: seconds from now after which the caller is gone; the task is not started later than that.
         confirm_timeout_s: longest this submit may take, instead of ``broker.confirm_timeout_s``.
+        tenant: for whom it is, up to 64 characters; a running task's own by default. Shown with the task, and what the
+            HTTP gateway goes by.
     """
 
     tier: str | None = None
     task_id: str | None = None
     timeout_s: float | None = None
     confirm_timeout_s: float | None = None
+    tenant: str | None = None
 
     def checked(self) -> SubmitOptions:
         """Return the options with the tier's full name.
@@ -52,8 +56,13 @@ class SubmitOptions:
                 raise CallerError(f"{name}: expected a number of seconds above 0, found {value!r}.")
         if self.task_id is not None and not 0 < len(self.task_id) <= 255:
             raise CallerError(f"task_id: expected 1 to 255 characters, found {len(self.task_id)}.")
+        if self.tenant is not None and not re.fullmatch(TENANT, self.tenant):
+            raise CallerError(f"tenant: expected up to 64 letters, digits and _.@-, found {self.tenant!r:.80}.")
         return replace(self, tier=full_tier_name(self.tier)) if self.tier is not None else self
 
+
+#: What a tenant may be called.
+TENANT = r"[A-Za-z0-9_.@-]{1,64}"
 
 SUBMIT_OPTIONS = tuple(SubmitOptions.__dataclass_fields__)
 
@@ -122,6 +131,7 @@ class InferenceTask(RetryingTask[P, R]):
         task_id: str | None = None,
         timeout_s: float | None = None,
         confirm_timeout_s: float | None = None,
+        tenant: str | None = None,
         **unknown: Never,
     ) -> Submitter[P, R]:
         """Return something to submit with, under these options: ``classify.options(tier="offline").submit("cat.png")``.
@@ -132,7 +142,9 @@ class InferenceTask(RetryingTask[P, R]):
         """
         for option in unknown:
             raise UnknownOptionError(option, SUBMIT_OPTIONS, where=f"{self.name}.options()")
-        chosen = SubmitOptions(tier=tier, task_id=task_id, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s)
+        chosen = SubmitOptions(
+            tier=tier, task_id=task_id, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s, tenant=tenant
+        )
         return Submitter(self, chosen.checked())
 
 

@@ -15,7 +15,7 @@ from kombu.transport.native_delayed_delivery import calculate_routing_key, level
 
 from inference_tasks.broker.publisher import Publisher
 from inference_tasks.errors import kept_delay_s
-from inference_tasks.routes import HEADER, choose, full_tier_name
+from inference_tasks.routes import HEADER, choose, full_tier_name, running_tenant
 from inference_tasks.state.records import NewTask
 
 if TYPE_CHECKING:
@@ -155,6 +155,9 @@ def address(
         "expires_at_s": expires_at_s,
         "crash_limit": prior.get("crash_limit", request.crash_limit),
     }
+    tenant = prior.get("tenant") or running_tenant(app)
+    if isinstance(tenant, str):
+        header["tenant"] = tenant
     queue = door.queue_by_lane[tier, to_lane]
     exchange, routing_key = delay_address(door.delay_prefix, queue, delay_s) if delay_s else (door.exchange, queue)
     task = NewTask(
@@ -170,6 +173,7 @@ def address(
         worker_published=by_worker,
         hop=hop,
         due_at_s=now_s + delay_s if delay_s else None,
+        tenant=str(tenant or ""),
     )
     return Address(exchange, routing_key, tier, header, task)
 

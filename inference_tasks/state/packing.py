@@ -71,6 +71,7 @@ RECORD_FIELDS = (
     "ready_at_s",
     "due_at_s",
     "dead",
+    "tenant",
 )
 """The fields that ``get`` asks for, in the order in which they come back; every record has the first one."""
 
@@ -112,17 +113,18 @@ def pack_submit(prefix: str, tasks: Iterable[NewTask]) -> tuple[list[str], list[
     names: list[str] = []
     args: list[str] = []
     for task in tasks:
-        task_id, name, tier, tier_first, lane, generation, nonce, submitted_at_s, expires_at_s, _, hop, due_at_s = task
+        task_id, name, tier, tier_first, lane, generation, nonce = task[:7]
+        submitted_at_s, expires_at_s, _, hop, due_at_s, tenant = task[7:]
         names.append(keys.task(prefix, task_id))
         expires = "" if expires_at_s is None else _from_now(expires_at_s, submitted_at_s)
         due = "" if due_at_s is None else _from_now(due_at_s, submitted_at_s)
         refusable = 1 if task.may_be_refused else 0
         text = (
             f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}\x1f{due}\x1f{hop}"
-            f"\x1f{refusable}"
+            f"\x1f{refusable}\x1f{tenant}"
         )
-        if text.count(FIELD) != 9:
-            text = joined(name, tier, tier_first, lane, generation, nonce, expires, due, hop, refusable)
+        if text.count(FIELD) != 10:
+            text = joined(name, tier, tier_first, lane, generation, nonce, expires, due, hop, refusable, tenant)
         args.append(text)
     return names, args
 
@@ -145,18 +147,18 @@ def unpack_submit(reply: object) -> list[SubmitAnswer]:
 
 def pack_claimant(claimant: Claimant) -> str:
     """Return what ``claim.lua`` and ``renew.lua`` take of a message."""
-    task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first, hop = claimant
+    task_id, name, tier, lane, generation, submitted_at_s, expires_at_s, crash_limit, tier_first, hop, tenant = claimant
     limit = "" if crash_limit is None else crash_limit
     submitted = "" if submitted_at_s is None else submitted_at_s
     expires = "" if expires_at_s is None else expires_at_s
     first = tier_first or tier
     text = (
         f"{generation}\x1f{tier}\x1f{lane}\x1f{limit}\x1f{hop}\x1f{first}\x1f{task_id}\x1f{name}\x1f{submitted}"
-        f"\x1f{expires}"
+        f"\x1f{expires}\x1f{tenant}"
     )
-    if text.count(FIELD) == 9:
+    if text.count(FIELD) == 10:
         return text
-    return joined(generation, tier, lane, limit, hop, first, task_id, name, submitted, expires)
+    return joined(generation, tier, lane, limit, hop, first, task_id, name, submitted, expires, tenant)
 
 
 def unpack_claims(reply: object) -> list[Claim]:
@@ -222,6 +224,7 @@ def unpack_record(task_id: str, line: str) -> TaskRecord | None:
         ready_at_s=_optional_float(found[19]),
         due_at_s=_optional_float(found[20]),
         dead=found[21] or None,
+        tenant=found[22] or None,
     )
 
 

@@ -120,6 +120,7 @@ class NewTask(NamedTuple):
     ``hop``: how many messages of the task this one has behind it; 0 for the first. A record that is made for a copy is
     one hop behind it, until the copy is claimed or marked: no confirm, no superseding. ``due_at_s``: when the broker
     lets the message go, None if at once; its task then counts as parked, in ``returned``, until it is claimed.
+    ``tenant``: for whom it is, empty if that was not said.
     """
 
     id: str
@@ -134,6 +135,7 @@ class NewTask(NamedTuple):
     worker_published: bool = False
     hop: int = 0
     due_at_s: float | None = None
+    tenant: str = ""
 
     @property
     def may_be_refused(self) -> bool:
@@ -166,6 +168,7 @@ class Claimant(NamedTuple):
     crash_limit: int | None = None
     tier_first: str | None = None
     hop: int = 0
+    tenant: str = ""
 
 
 class Claim(NamedTuple):
@@ -231,6 +234,7 @@ class TaskRecord:
         ready_at_s: since when it waits in its present queue; of a parked task, from when on it will.
         due_at_s: when the broker lets the message go; only while it is parked.
         dead: of a failed task, where its message is (``DeadKind``); None while it is not known to be a dead letter.
+        tenant: for whom it was submitted; None if that was not said.
     """
 
     id: str
@@ -255,6 +259,7 @@ class TaskRecord:
     ready_at_s: float | None = None
     due_at_s: float | None = None
     dead: str | None = None
+    tenant: str | None = None
 
     @property
     def is_finished(self) -> bool:

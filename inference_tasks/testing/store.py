@@ -83,7 +83,14 @@ class FakeTaskStore(FakeLedger):
             )
             ready_at_s = self.now_s if due_at_s is None else due_at_s
             self._keep(
-                replace(record, hop=max(0, task.hop - 1), ready_at_s=ready_at_s, due_at_s=due_at_s), nonce=task.nonce
+                replace(
+                    record,
+                    hop=max(0, task.hop - 1),
+                    ready_at_s=ready_at_s,
+                    due_at_s=due_at_s,
+                    tenant=task.tenant or None,
+                ),
+                nonce=task.nonce,
             )
             answers.append(SubmitAnswer(True, State.PENDING))
         return answers
@@ -421,4 +428,5 @@ class FakeTaskStore(FakeLedger):
             submitted_at_s=claimant.submitted_at_s,
             expires_at_s=claimant.expires_at_s,
         )
-        return replace(record, ready_at_s=min(self.now_s, claimant.submitted_at_s or self.now_s))
+        since_s = min(self.now_s, claimant.submitted_at_s or self.now_s)
+        return replace(record, ready_at_s=since_s, tenant=claimant.tenant or None)

@@ -20,6 +20,7 @@ __all__ = ["Delivery", "Intake", "Unfit", "read"]
 
 HEADER = "inference"
 MAX_ID_LENGTH = 255
+MAX_TENANT_LENGTH = 64
 
 
 class Delivery(Protocol):
@@ -62,6 +63,7 @@ class Intake:
     hop: int = 0
     retries: int = 0
     eta_s: float | None = None
+    tenant: str = ""
 
     def claimant(self) -> Claimant:
         return Claimant(
@@ -75,6 +77,7 @@ class Intake:
             expires_at_s=self.expires_at_s,
             crash_limit=self.crash_limit,
             hop=self.hop,
+            tenant=self.tenant,
         )
 
 
@@ -135,6 +138,7 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
         hop=_whole(ours.get("hop"), 0),
         retries=_whole(headers.get("retries"), 0),
         eta_s=_eta_s(message),
+        tenant=_tenant(ours.get("tenant")),
     )
 
 
@@ -183,6 +187,10 @@ def _is_limit(value: object) -> bool:
 
 def _whole(value: object, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else default
+
+
+def _tenant(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= MAX_TENANT_LENGTH else ""
 
 
 def _seconds(value: object) -> float | None:

@@ -11,9 +11,12 @@ from inference_tasks import errors
 
 EXAMPLES: list[errors.InferenceError] = [
     errors.TaskNotFoundError("id-1"),
+    errors.DeadLetterNotFoundError("id-1"),
+    errors.DeadLettersBusyError("dead"),
     errors.MessageTooLargeError(size_bytes=10, limit_bytes=5, task="t"),
     errors.InvalidArgumentsError("no", task="t"),
     errors.UnknownOptionError("teir", ["tier", "name"], where="@app.inference"),
+    errors.UnknownTaskError("clasify", ["vision.classify"]),
     errors.UnknownTierError("batsch"),
     errors.QueueFullError(tier="batch", limit=5, reason="full", retry_after_s=3, task_id="id-1"),
     errors.BrokerUnavailableError("refused"),

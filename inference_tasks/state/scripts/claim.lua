@@ -5,7 +5,7 @@
 -- ARGV[2]  worker   ARGV[3] lease, seconds   ARGV[4] lifetime of an unfinished, ARGV[5] of a finished record, seconds
 -- ARGV[6]  default crash limit
 -- ARGV[7…] one per task, fields apart by \31: generation, tier, lane, crash_limit, hop, tier_first, id, name,
---          submitted_at_s, expires_at_s (crash_limit and the last two may be empty)
+--          submitted_at_s, expires_at_s, tenant (crash_limit and the last three may be empty)
 -- Returns  server time, end of the new leases (unix seconds) and their token, apart by \31, then one answer per task,
 --          each after a \30:
 --            run, attempts, tier_first, submitted_at_s of a first attempt (else empty), token if it is not the common one
@@ -33,7 +33,7 @@ end
 -- What the state was before, for the counts: nothing, unless it is the next life of a task whose record has ended its
 -- days while its letter lay among the dead.
 local function make(key, id, generation_text, tier, lane, text, rest)
-  local tier_first, _, name, submitted, expires = described(text, rest)
+  local tier_first, _, name, submitted, expires, tenant = described(text, rest)
   local before
   if generation_text ~= '0' then
     local counted_under, kind = unearth(KEYS[3], KEYS[4], id)
@@ -45,6 +45,7 @@ local function make(key, id, generation_text, tier, lane, text, rest)
   local since = number(submitted) and number(submitted) < now and submitted or now_text
   call('HSET', key, 'name', name, 'tier', tier, 'tier_first', tier_first, 'lane', lane,
     'generation', generation_text, 'submitted_at_s', submitted, 'expires_at_s', expires, 'ready_at_s', since)
+  if tenant ~= '' then call('HSET', key, 'tenant', tenant) end
   call('EXPIRE', key, ARGV[4])
   -- Only an index that was noted anew can know a task without a record.
   unlist(id, ready_key(tier, lane))

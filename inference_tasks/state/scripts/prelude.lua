@@ -13,10 +13,10 @@ end
 local function whole(number) return string.format('%.0f', number) end
 local function moment(seconds) return string.format('%.6f', seconds) end
 
--- tier_first, id, name, submitted_at_s, expires_at_s: the part of a message's fields that only a missing or an ending
+-- tier_first, id, name, submitted_at_s, expires_at_s, tenant: the part of a message's fields that only a missing or an ending
 -- record needs, from position `from` on.
 local function described(text, from)
-  return string.match(text, '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)$', from)
+  return string.match(text, '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)$', from)
 end
 
 -- Key of Celery's result document beside a record, as keys.py makes it; in the same hash slot.

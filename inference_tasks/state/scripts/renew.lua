@@ -26,11 +26,12 @@ for i = 1, #KEYS - 4 do
       '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31()')
     local tier_first = record[5]
     if not state then
-      local first, _, name, submitted, expires = described(ARGV[5 + 2 * i], rest)
+      local first, _, name, submitted, expires, tenant = described(ARGV[5 + 2 * i], rest)
       tier_first = first
       local since = tonumber(submitted) and tonumber(submitted) < now and submitted or moment(now)
       redis.call('HSET', key, 'name', name, 'tier', tier, 'tier_first', tier_first, 'lane', lane,
         'generation', generation, 'submitted_at_s', submitted, 'expires_at_s', expires, 'ready_at_s', since)
+      if tenant ~= '' then redis.call('HSET', key, 'tenant', tenant) end
       if crash_limit ~= '' then redis.call('HSET', key, 'crash_limit', crash_limit) end
       unlist(id_of(key), ready_key(tier, lane))
     elseif waits(state) then

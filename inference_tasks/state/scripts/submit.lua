@@ -3,7 +3,8 @@
 -- ARGV[1]  start of the ready keys   ARGV[2] lifetime of an unfinished record, seconds
 -- ARGV[3]  bounds: tier, number, tier, number, … apart by \31
 -- ARGV[4…] one per key, fields apart by \31: name, tier, tier_first, lane, generation, nonce,
---          expires_at_s, due_at_s: each empty, unix seconds, or +seconds from now; hop; 1 if it may be refused, else 0
+--          expires_at_s, due_at_s: each empty, unix seconds, or +seconds from now; hop; 1 if it may be refused, else 0;
+--          tenant, empty for none
 -- Returns  the states apart by \30, each with + before it where this call made the record; "parked" where none was
 --          made because the tier has as much work away as its bound
 -- Atomic over the whole batch, which counts towards the bound itself; a record that exists is not touched.
@@ -31,8 +32,8 @@ for i = 3, #KEYS do
   local key = KEYS[i]
   local state = redis.call('HGET', key, 'state')
   if not state then
-    local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused = string.match(ARGV[i + 1],
-      '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31(.)$')
+    local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused, tenant = string.match(ARGV[i + 1],
+      '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31(.)\31([^\31]*)$')
     if may_be_refused == '1' and is_refused(tier) then
       state = 'parked'
     else
@@ -47,6 +48,7 @@ for i = 3, #KEYS do
       redis.call('HSET', key, 'state', 'pending', 'name', name, 'tier', tier, 'tier_first', tier_first, 'lane', lane,
         'generation', generation, 'nonce', nonce, 'submitted_at_s', now, 'expires_at_s', at(expires),
         'ready_at_s', ready_at)
+      if tenant ~= '' then redis.call('HSET', key, 'tenant', tenant) end
       redis.call('EXPIRE', key, ttl_s)
       moved(tier_first, nil, 'pending')
       arrives(id_of(key), 'pending', tier, lane, ready_at)

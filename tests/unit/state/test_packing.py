@@ -21,21 +21,21 @@ def test_the_keys_of_a_task_share_a_hash_slot() -> None:
 
 
 @given(task_id=texts, name=texts, tier=texts, limit=st.none() | st.integers(0, 99), at_s=st.none() | st.floats(0, 4e9))
-def test_a_message_always_travels_as_ten_fields(
+def test_a_message_always_travels_as_eleven_fields(
     task_id: str, name: str, tier: str, limit: int | None, at_s: float | None
 ) -> None:
     packed = pack_claimant(Claimant(task_id, name, tier, "fresh", 0, at_s, at_s, limit))
-    assert packed.count("\x1f") == 9
+    assert packed.count("\x1f") == 10
     assert "\x1e" not in packed or "\x1e" in task_id + name + tier
 
 
 @given(name=texts, nonce=texts)
-def test_a_submission_always_travels_as_ten_fields(name: str, nonce: str) -> None:
+def test_a_submission_always_travels_as_eleven_fields(name: str, nonce: str) -> None:
     task = NewTask("id", name, "batch", "batch", "fresh", 0, nonce, 1.0, 3.5, due_at_s=10.0)
     names, args = pack_submit("p:", [task])
     assert names == ["p:{id}:task"]
-    assert args[0].count("\x1f") == 9
-    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1")
+    assert args[0].count("\x1f") == 10
+    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1\x1f")
 
 
 def test_answers_to_claims_are_read_whether_or_not_the_client_decodes() -> None:
