@@ -58,6 +58,8 @@ class TaskHandle(Generic[R]):
     def status(self) -> TaskRecord:
         """Look the task up: one round trip to Redis, whatever the length of the queues.
 
+        A task that waits to be tried again is ``retrying`` until it is due (``due_at_s``), and ``pending`` after that.
+
         Raises:
             TaskNotFoundError: its record has reached the end of its life.
             StateUnavailableError: Redis did not answer.

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from celery.app.amqp import AMQP
@@ -157,8 +158,13 @@ class PublisherPool:
 
 
 class _Connections:
+    """What Celery asks for the kind of broker: by ours it would work out delayed routing keys of its own.
+
+    Those are worked out in ``address``; Celery's cut a delay to whole seconds, early, and fail below one.
+    """
+
     def __init__(self, connection: _HomeConnection) -> None:
-        self.connection = connection
+        self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="tiers"), home=connection)
 
 
 class _HomeConnection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import click
 from rich.table import Table
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from inference_tasks.cli.exit import TASK_FAILED
 from inference_tasks.cli.invocation import Invocation, command_options
-from inference_tasks.cli.screen import clock_time
+from inference_tasks.cli.screen import clock_time, seconds
 from inference_tasks.state.records import State, TaskRecord
 
 __all__ = ["result", "result_view", "status"]
@@ -22,6 +23,7 @@ _STYLES = {
     State.CANCELLED: "yellow",
     State.DROPPED: "yellow",
     State.PROCESSING: "cyan",
+    State.RETRYING: "magenta",
 }
 
 
@@ -75,11 +77,19 @@ def record_view(record: TaskRecord) -> Table:
     table.add_row("attempts", f"{record.attempts}  (failures {record.failures}, crashes {record.crashes})")
     if record.worker:
         table.add_row("worker", record.worker)
+    if record.due_at_s and record.state in (State.RETRYING, State.PENDING):
+        left_s = record.due_at_s - time.time()
+        when = f"in {seconds(left_s)}" if left_s > 0 else "now"
+        table.add_row("due", f"{clock_time(record.due_at_s)}  ({when})")
     table.add_row("submitted", clock_time(record.submitted_at_s))
     table.add_row("started", clock_time(record.started_at_s))
     table.add_row("finished", clock_time(record.finished_at_s))
     if record.expires_at_s:
         table.add_row("expires", clock_time(record.expires_at_s))
     if record.error:
-        table.add_row("error", Text(f"{record.error['type']}: {record.error['message']}", style="red"))
+        # Of a task that goes on, it is that of the run before.
+        name = "error" if record.is_finished else "last error"
+        table.add_row(name, Text(f"{record.error['type']}: {record.error['message']}", style="red"))
+    if record.dead:
+        table.add_row("dead letter", record.dead)
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +29,7 @@ from inference_tasks import (
 from inference_tasks.app import inference_of
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, TooLarge, Unavailable, Unknown
 from inference_tasks.client import Client
-from inference_tasks.state.records import State
+from inference_tasks.state.records import Claimant, State
 from inference_tasks.submission import Herald
 from inference_tasks.testing.store import FakeTaskStore
 
@@ -264,3 +265,12 @@ def test_listeners_hear_of_what_was_accepted_and_only_of_that(classify: Any, bro
     finally:
         signals.after_task_publish.disconnect(listen)
     assert heard == [("classify", task.id, ["cat.png"]), ("classify", batch.accepted[0].id, ["a.png"])]
+
+
+def test_a_parked_retry_shows_as_pending_once_it_is_due(classify: Any, broker: ScriptedBroker) -> None:
+    handle = classify.submit("cat.png")
+    (claim,) = broker.store.claim([Claimant(handle.id, "classify", "realtime", "fresh")], "w", 30)
+    for due_at_s, state in ((time.time() + 60, State.RETRYING), (time.time() - 1, State.PENDING)):
+        broker.store.write(handle.id, claim.token, 0, State.RETRYING, None, None, due_at_s=due_at_s)
+        assert (handle.status().state, handle.status().due_at_s) == (state, due_at_s)
+        (claim,) = broker.store.claim([Claimant(handle.id, "classify", "realtime", "returned", hop=9)], "w", 30)
