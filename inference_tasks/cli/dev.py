@@ -49,6 +49,13 @@ def _worker(stack: Stack) -> ChildPlan:
     return ChildPlan("worker", [*argv, "--supervised-by", str(os.getpid())])
 
 
+def _maintenance(stack: Stack) -> ChildPlan | None:
+    if is_embedded(stack.inference.settings.broker.url):
+        return None
+    argv = [sys.executable, "-m", "inference_tasks.cli", "maintenance", "-A", stack.app_name]
+    return ChildPlan("maintenance", [*argv, "--supervised-by", str(os.getpid())])
+
+
 def _flower(stack: Stack) -> ChildPlan | None:
     if stack.flower_port is None:
         return None
@@ -60,7 +67,7 @@ def _flower(stack: Stack) -> ChildPlan | None:
 
 
 # The processes in the order of their start; one that the stack has no use for is None.
-PROCESSES: Sequence[Callable[[Stack], ChildPlan | None]] = (_worker, _flower)
+PROCESSES: Sequence[Callable[[Stack], ChildPlan | None]] = (_worker, _maintenance, _flower)
 
 
 @click.command()
@@ -77,8 +84,9 @@ PROCESSES: Sequence[Callable[[Stack], ChildPlan | None]] = (_worker, _flower)
 def dev(invocation: Invocation, *, gpu: str, slots: int | None, flower_port: int) -> None:
     """Run an app with all that it needs, until Ctrl-C.
 
-    The configured broker, and without one the embedded; a worker on each GPU, or on the CPU; Flower, if it is
-    installed. What ends by itself is started again. Not for production: there, each of them is a service of its own.
+    The configured broker, and without one the embedded; a worker on each GPU, or on the CPU; with RabbitMQ, the
+    maintenance worker; Flower, if it is installed. What ends by itself is started again. Not for production: there,
+    each of them is a service of its own.
 
     \b
     inference-tasks dev -A vision:app
@@ -111,6 +119,7 @@ def _broker(inference: Inference, tell: Callable[[str], object]) -> Iterator[Non
     server = EmbeddedServer.at(url)
     server.start()
     tell(f"Broker: the embedded one in {server.directory}, since no other is configured; for development only.")
+    tell("Aging: none, waiting tasks stay in their tier; that needs RabbitMQ.")
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import redis
+from celery.beat import SchedulingError
 from redbeat.schedulers import RedBeatConfig, RedBeatScheduler
 from redis.exceptions import LockError, RedisError
 
@@ -75,7 +76,7 @@ class Scheduler(RedBeatScheduler):  # type: ignore[misc]  # untyped
         app.redbeat_conf = conf  # type: ignore[attr-defined]
         app.redbeat_redis = client  # type: ignore[attr-defined]
         self._client = client
-        self.is_leader = False
+        self.is_leader = self._waits = False
         super().__init__(app, **kwargs)
         self.lock_timeout = max(1, int(self.max_interval * LOCK_SLEEPS))
         self._lock = client.lock(conf.lock_key, timeout=self.lock_timeout, thread_local=False)
@@ -97,9 +98,18 @@ class Scheduler(RedBeatScheduler):  # type: ignore[misc]  # untyped
                 return min(self.max_interval, PAUSE_S)
             return float(super().tick(*args, **kwargs))
         except RedisError as exc:
-            log.warning("beat waits for Redis: %s", exc)
-            self.is_leader = False
+            # Once, not at every try.
+            log.log(logging.DEBUG if self._waits else logging.WARNING, "beat waits for Redis: %s", exc)
+            self._waits, self.is_leader = True, False
             return PAUSE_S
+
+    def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send one task; if the broker does not take it, its next turn comes."""
+        try:
+            return super().apply_async(entry, *args, **kwargs)
+        except SchedulingError as exc:
+            log.warning("%s", exc)
+            return None
 
     def close(self) -> None:
         """Let another beat take over at once."""
@@ -121,7 +131,7 @@ class Scheduler(RedBeatScheduler):  # type: ignore[misc]  # untyped
                 self.is_leader = False
         if not self.is_leader and self._lock.acquire(blocking=False):
             super().setup_schedule()
-            self.is_leader = True
+            self.is_leader, self._waits = True, False
             log.info("beat sends the schedule (lock for %d s)", self.lock_timeout)
         return self.is_leader
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from inference_tasks.app import inference_of
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from inference_tasks.app import Inference
 
 __all__ = ["MaintenanceConsumer", "run"]
+
+ROUTINE_LOGGERS = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
 
 
 class MaintenanceConsumer(seam.Consumer):
@@ -49,6 +52,10 @@ def run(inference: Inference, node: str, *, loglevel: str, has_beat: bool) -> in
         has_beat: whether the schedule is sent from here too; several that do so do no harm.
     """
     app: Any = inference.celery_app
+    if loglevel.upper() == "INFO":
+        # Three tasks every few seconds, each with as many lines; what they have done they say themselves.
+        for name in ROUTINE_LOGGERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
     upkeep = register(inference)
     queue = maintenance_queue(inference.topology)
     app.amqp.queues.add(queue)

@@ -70,6 +70,7 @@ def test_one_command_runs_everything_and_one_signal_ends_it(folder: Path, env: M
         log = stack.wait_for(" ready.", timeout_s=60)
         assert f"Broker: the embedded one in {server.directory}" in log
         assert f"Flower: http://127.0.0.1:{port}/" in log
+        assert "Aging: none" in log
         assert server.is_running()
         assert submit(folder, env) == '"CAT"'
         assert "[worker] " in stack.log
@@ -107,6 +108,8 @@ def test_a_configured_broker_is_used_and_left_alone(
         log = stack.wait_for(" ready.", timeout_s=60)
         assert "Broker: amqp://guest:********@" in log
         assert submit(folder, configured) == '"CAT"'
+        stack.wait_for("beat sends the schedule", timeout_s=60)
+        assert "[maintenance] " in stack.log
         assert stack.terminate(60) == 0
     assert not (folder / ".inference").exists()
 

@@ -76,3 +76,13 @@ def ids_in(app: InferenceApp, tier: str, lane: str = "fresh") -> list[str]:
 def deliveries(message: Any) -> int:
     """How often the broker has delivered a message before, by its own count; classic queues keep none."""
     return int(message.headers.get("x-delivery-count", 0))
+
+
+def put(app: InferenceApp, queue: str, message: Any, **headers: Any) -> None:
+    """Publish a message that was taken once more, with some headers changed."""
+    with Connection(cast(str, inference_of(app).settings.broker.url)) as connection:
+        channel: Any = connection.default_channel
+        changed = {**message.headers, **headers}
+        copy = channel.prepare_message(message.body, None, "application/json", "utf-8", changed, {"delivery_mode": 2})
+        channel.confirm_select()
+        channel.basic_publish_confirm(copy, exchange=inference_of(app).settings.namespace, routing_key=queue)
