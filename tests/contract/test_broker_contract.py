@@ -16,7 +16,7 @@ from inference_tasks.app import inference_of
 from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.broker.messages import Accepted, Outgoing, Properties, Unavailable
 from inference_tasks.errors import QueueFullError, TaskNotFoundError
-from tests.support.brokers import Broker, dead_letters, depth, depths, publish_raw, reasons, until
+from tests.support.brokers import PATIENCE_S, Broker, dead_letters, depth, depths, publish_raw, reasons, until
 from tests.support.history import History
 
 BOUND = 5
@@ -208,6 +208,19 @@ def test_a_bad_message_ends_in_the_dead_letters_with_its_reason_and_the_worker_g
 
 
 # Ends.
+
+
+def test_a_task_that_fails_for_good_is_a_dead_letter_in_the_index_and_its_slot_is_free_at_once(broker: Broker) -> None:
+    app = broker.app()
+    with broker.worker():
+        failing = step(app, "batch").submit(1, nap_s="no number")
+        assert step(app, "batch").submit(2).result(timeout_s=PATIENCE_S) == 2
+        (dead,) = dead_letters(app, 1)
+        until(lambda: inference_of(app).store.dead_count() == 1, "it is in the index")
+    assert (dead.headers["id"], reasons([dead])) == (failing.id, ["error not retried"])
+    record = failing.status()
+    assert (record.state, record.error and record.error["type"], record.dead) == ("failed", "TypeError", "replayable")
+    until(lambda: sum(depths(app).values()) == 0, "nothing is left over")
 
 
 def test_a_worker_that_is_asked_to_stop_finishes_its_task_and_returns_the_rest(broker: Broker) -> None:
