@@ -48,7 +48,7 @@ class _Config(RedBeatConfig):  # type: ignore[misc]  # untyped
         self.redis_url = plain_url(settings.state.url or "")
         self.redis_use_ssl = None
         self.redbeat_redis_options: dict[str, object] = {}
-        self.lock_key = f"{self.key_prefix}:lock"
+        self.lock_key = keys.beat_lock(settings.state.prefix)
         self.lock_timeout = None
 
 

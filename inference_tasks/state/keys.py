@@ -11,6 +11,7 @@ __all__ = [
     "accounts",
     "away",
     "beat",
+    "beat_lock",
     "bell",
     "counters",
     "dead",
@@ -87,6 +88,11 @@ def dead_letters(prefix: str) -> str:
 def beat(prefix: str) -> str:
     """First part of the keys of the beat schedule, which celery-redbeat names: its entries, its lock."""
     return f"{prefix}beat"
+
+
+def beat_lock(prefix: str) -> str:
+    """Key of the lock of the beat that sends the schedule: a string that expires soon after that beat has ended."""
+    return f"{beat(prefix)}:lock"
 
 
 def lease(prefix: str, name: str) -> str:

@@ -14,6 +14,7 @@ from kombu import Connection
 
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
+from inference_tasks.cli.diagnosis.state import examine_state
 from inference_tasks.schedule import ACCOUNT, PROMOTE, RECONCILE
 from inference_tasks.state import keys
 from tests.support.aging import client_of, grow_old, put
@@ -223,6 +224,8 @@ def test_keys_of_the_schedule_lie_under_our_prefix(rig: Rig) -> None:
         prefix = keys.beat(inference_of(app).store.prefix)
         until(lambda: client.zcard(f"{prefix}:schedule") == 3, "the schedule is written", 10)
         # Five times the longest sleep of beat.
-        assert 0 < client.ttl(f"{prefix}:lock") <= 25
+        assert 0 < client.ttl(keys.beat_lock(inference_of(app).store.prefix)) <= 25
+        levels = {one.subject: one.level for one in examine_state(inference_of(app))}
+        assert levels["maintenance"] == "ok"
         assert process.terminate() == 0
-        assert not client.exists(f"{prefix}:lock")
+        assert not client.exists(keys.beat_lock(inference_of(app).store.prefix))

@@ -10,9 +10,11 @@ from typing import Any, cast
 from redis import exceptions
 
 from inference_tasks.app import Inference
+from inference_tasks.broker.embedded_server import is_embedded
 from inference_tasks.cli.diagnosis.finding import Finding, error, fine, warning
 from inference_tasks.errors import InferenceError
 from inference_tasks.settings import masked
+from inference_tasks.state import keys
 from inference_tasks.state.script import Commands
 from inference_tasks.state.store import client_from_url
 
@@ -49,6 +51,8 @@ def examine_state(inference: Inference) -> Iterator[Finding]:
         yield error("Redis: rights", str(problem), "The user needs EVALSHA, SCRIPT LOAD and its keys.")
     else:
         yield fine("workers", f"{len(beats)} alive" + (": " + ", ".join(beat.node for beat in beats) if beats else ""))
+    if not is_embedded(inference.settings.broker.url):
+        yield from _maintenance(client, state.prefix)
 
 
 def examine_info(info: Mapping[str, Any], where: str) -> Iterator[Finding]:
@@ -125,6 +129,22 @@ def _clock(client: Commands) -> Iterator[Finding]:
     else:
         level = error if abs(difference_s) > CLOCK_ERROR_S else warning
         yield level("clock", found, "Deadlines go by the clock of Redis; let NTP set both.")
+
+
+def _maintenance(client: Commands, prefix: str) -> Iterator[Finding]:
+    try:
+        has_beat = bool(client.execute_command("EXISTS", keys.beat_lock(prefix)))
+    except exceptions.RedisError as problem:
+        yield error("maintenance", f"Redis does not tell whether a beat runs: {problem}", "Grant +exists.")
+        return
+    if has_beat:
+        yield fine("maintenance", "a beat sends its schedule")
+    else:
+        yield warning(
+            "maintenance",
+            "no beat sends its schedule: waiting tasks do not move up, dropped and lost ones are not recorded",
+            "inference-tasks maintenance",
+        )
 
 
 def _info(client: Commands) -> dict[str, Any]:
