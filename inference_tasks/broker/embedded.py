@@ -35,6 +35,7 @@ __all__ = ["DIFFERENCES", "EmbeddedDepths", "delivery", "encode_envelope", "load
 DIFFERENCES = (
     "one machine, no replication; a power cut may lose the last second",
     "delayed messages are moved to their queues by a running worker",
+    "waiting tasks do not move up, and what `drop-head` drops goes to the dead letters",
     "topology apply, policies and the management API do not exist",
     "what a killed worker held comes back after 3 s, not at once",
 )

@@ -32,7 +32,7 @@ def filled(value: str) -> str:
 
 
 def test_there_is_what_the_system_needs_and_every_service_tells_its_health(services: dict[str, Any]) -> None:
-    assert services.keys() == {"rabbitmq", "valkey", "worker", "flower"}
+    assert services.keys() == {"rabbitmq", "valkey", "worker", "maintenance", "flower"}
     for name, service in services.items():
         assert service.keys() <= KNOWN, name
         check = service["healthcheck"]
@@ -51,7 +51,7 @@ def test_images_are_pinned_and_ports_are_open_to_this_machine_only(services: dic
 
 
 def test_settings_and_commands_of_the_services_exist(services: dict[str, Any]) -> None:
-    for name in ("worker", "flower"):
+    for name in ("worker", "maintenance", "flower"):
         environ = {key: filled(value) for key, value in services[name]["environment"].items()}
         settings = load_settings({}, environ, None)
         assert settings.broker.url == "amqp://inference:development@rabbitmq:5672/"
