@@ -13,7 +13,7 @@ from inference_routing.tier import BATCH, OFFLINE, REALTIME
 from inference_tasks.errors import LONGEST_DELAY_S, CallerError
 from inference_tasks.gateway.problems import ProblemError
 from inference_tasks.state.records import State, TaskRecord
-from inference_tasks.task import SUBMIT_OPTIONS
+from inference_tasks.task import SUBMIT_OPTIONS, TENANT
 
 __all__ = ["SubmitBody", "TaskBody", "TiersBody", "as_json", "read_submit", "submit_schema", "task_body"]
 
@@ -42,7 +42,7 @@ class SubmitBody(BaseModel):
     )
     tenant: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9_.@-]{1,64}$",
+        pattern=f"^{TENANT}$",
         description="For whom; naming another tenant than the key's own is a right of its own.",
     )
 
@@ -162,6 +162,7 @@ class TiersBody(BaseModel):
 
 _SHOWN = (
     "tier_first",
+    "tenant",
     "attempts",
     "failures",
     "crashes",
@@ -188,9 +189,6 @@ def task_body(record: TaskRecord, links: dict[str, str], document: str | None) -
         "links": links,
         **{name: getattr(record, name) for name in _SHOWN},
     }
-    tenant = getattr(record, "tenant", None)
-    if tenant:
-        body["tenant"] = tenant
     if document is not None and record.state == State.SUCCESS:
         # Celery's own reading: it knows the forms in which JSON carries dates and the like.
         body["result"] = loads(document).get("result")

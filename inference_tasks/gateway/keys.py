@@ -20,6 +20,7 @@ from pathlib import Path
 
 from inference_routing.tier import TIER_NAMES, UnknownTierError, tier_name
 from inference_tasks.errors import SettingsError, nearest
+from inference_tasks.task import TENANT
 
 __all__ = ["OPEN", "ApiKey", "KeyFile", "KeyRing", "entry_of", "hash_of", "new_key", "read_keys"]
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _PREFIX = "itk_"  # lets scanners for leaked secrets recognise one
 _KEY_BYTES = 32
 _LOOK_EVERY_S = 1.0
-_TENANT = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_TENANT = re.compile(TENANT)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

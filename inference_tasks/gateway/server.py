@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
+from typing import NoReturn
 
 import uvicorn
 
@@ -53,4 +55,11 @@ def serve(gateway: Gateway, host: str, port: int, *, tell: Callable[[str], objec
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
+    # uvicorn raises the signal that ended it once more at its end, for the handler that was there before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     _Server(config, gateway, tell).run()
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(0)

@@ -122,9 +122,12 @@ class Gateway:
             raise ProblemError(403, "tier-not-allowed", "This key may not use the tier", extensions=said)
         tenant = tenant_for(key, body.tenant)
         signature.check(body.args, body.kwargs)
-        options: dict[str, Any] = {"tier": choice.asked, "timeout_s": body.timeout_s, **body.further_options()}
-        if tenant is not None:
-            options["tenant"] = tenant
+        options: dict[str, Any] = {
+            "tier": choice.asked,
+            "timeout_s": body.timeout_s,
+            "tenant": tenant,
+            **body.further_options(),
+        }
         if idempotency_key is not None:
             options["idempotency_key"] = idempotency_key
         try:
@@ -145,7 +148,7 @@ class Gateway:
             StateUnavailableError: Redis is away.
         """
         record = (await self.store.get_many([task_id]))[0]
-        if record is None or not key.may_see(getattr(record, "tenant", None)):
+        if record is None or not key.may_see(record.tenant):
             raise TaskNotFoundError(task_id)
         return record
 

@@ -187,7 +187,7 @@ class WorkerProcess(LoggedProcess):
         """A worker by `celery -A app worker`; `app` is a module in `directory` or on the import path."""
         node = ("-n", f"{name}@localhost", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
         argv = (sys.executable, "-m", "celery", "-A", app, "worker", *node, *options)
-        return cls(argv, log=directory / f"{name}.log", env=_environment(directory, env), directory=directory)
+        return cls(argv, log=directory / f"{name}.log", env=environment(directory, env), directory=directory)
 
     @classmethod
     def command(
@@ -201,7 +201,7 @@ class WorkerProcess(LoggedProcess):
         program = Path(sys.executable).with_name("inference-tasks")
         head = (str(program),) if program.exists() else (sys.executable, "-m", "inference_tasks.cli")
         argv = (*head, "worker", *arguments)
-        return cls(argv, log=directory / f"{name}.log", env=_environment(directory, env), directory=directory)
+        return cls(argv, log=directory / f"{name}.log", env=environment(directory, env), directory=directory)
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until the worker says that it is ready."""
@@ -224,7 +224,7 @@ class WorkerProcess(LoggedProcess):
         return self
 
 
-def _environment(directory: Path, extra: Mapping[str, str] | None) -> dict[str, str]:
+def environment(directory: Path, extra: Mapping[str, str] | None) -> dict[str, str]:
     """The test's own environment, with the directory and everything this interpreter can import on the path."""
     path = [str(directory), *(entry for entry in sys.path if entry)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", **(extra or {})}

@@ -71,6 +71,10 @@ class Rig(Broker):
             name=name,
         )
 
+    def env(self, **options: Any) -> dict[str, str]:
+        """The environment in which another process has this application."""
+        return {OPTIONS_VARIABLE: json.dumps(self._merged(options)), **self.history.env, **self.environment}
+
     def _merged(self, options: Mapping[str, Any]) -> dict[str, Any]:
         merged = dict(self.options)
         for section, values in options.items():
