@@ -27,8 +27,12 @@ from inference_tasks.dead_letters.revival import drop as drop_letters
 from inference_tasks.dead_letters.revival import replay as replay_letters
 from inference_tasks.errors import DeadLetterNotFoundError, DeadLettersBusyError, TaskNotFoundError
 from inference_tasks.state.records import DeadLetter, TaskRecord
+from inference_tasks.worker.copies import raw_body
 
 __all__ = ["dead"]
+
+#: Of a body that cannot be read as a task's.
+SHOWN_BYTES = 1000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,12 +60,13 @@ def dead() -> None:
 @dead.command("list")
 @_conditions
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many.")
+@click.option("--refresh", "is_forced", is_flag=True, help="Read the queue first, even if it seems to be as listed.")
 @command_options
-def list_(invocation: Invocation, /, *, limit: int, **conditions: Any) -> None:
+def list_(invocation: Invocation, /, *, limit: int, is_forced: bool, **conditions: Any) -> None:
     """List dead letters, the newest first; all conditions given must hold."""
     wanted = Filter.of(**conditions)
     inference = invocation.inference
-    _bring_up_to_date(inference)
+    _bring_up_to_date(inference, is_forced=is_forced)
     now_s = time.time()
     matching = (letter for letter in listed(inference) if wanted.matches(letter, now_s))
     found = list(islice(matching, limit))
@@ -145,9 +150,9 @@ def drop(invocation: Invocation, /, *, limit: int | None, dry_run: bool, yes: bo
     _carry_out(invocation, run, "would be dropped" if dry_run else "dropped")
 
 
-def _bring_up_to_date(inference: Inference) -> None:
+def _bring_up_to_date(inference: Inference, *, is_forced: bool = False) -> None:
     try:
-        refresh(inference, wait_s=1.0)
+        refresh(inference, wait_s=1.0, is_forced=is_forced)
     except DeadLettersBusyError:
         Screen.tell("The dead letters are being replayed, dropped or read at the moment: this is the list so far.")
 
@@ -289,5 +294,5 @@ def _message(message: Any) -> dict[str, object]:
         args, kwargs = payload[0], payload[1]
     except Exception:
         # Whatever keeps it from being read kept it from running; here its first bytes are of more use than why.
-        return {"body": repr(message.body[:1000])}
+        return {"body": raw_body(message)[:SHOWN_BYTES].decode("utf-8", "backslashreplace")}
     return {"args": args, "kwargs": kwargs}

@@ -56,7 +56,7 @@ def listed(inference: Inference, *, newest_first: bool = True) -> Iterator[DeadL
         offset += len(page)
 
 
-def refresh(inference: Inference, *, wait_s: float = LOCK_S) -> int:
+def refresh(inference: Inference, *, wait_s: float = LOCK_S, is_forced: bool = False) -> int:
     """Bring the index in line with the queue if their counts differ; return how many entries and letters changed.
 
     Missing entries are added: what the broker or a foreign program put there, and everything after a loss of Redis. A
@@ -67,12 +67,13 @@ def refresh(inference: Inference, *, wait_s: float = LOCK_S) -> int:
     Args:
         inference: whose dead letters.
         wait_s: how long another reading of them is waited for.
+        is_forced: whether the queue is read even if the counts agree, as they do if one is missing and one too many.
 
     Raises:
         DeadLettersBusyError: another process reads them.
         BrokerUnavailableError, StateUnavailableError: one of the two does not answer; nothing is half done.
     """
-    if depth(inference) == inference.store.dead_count():
+    if not is_forced and depth(inference) == inference.store.dead_count():
         return 0
     return _Refresh(inference).run(wait_s)
 
