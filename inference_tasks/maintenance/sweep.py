@@ -57,7 +57,7 @@ LEASE_S = 60.0
 #: How long a task that is listed, but was not found at the head, is not looked for again.
 UNFOUND_S = 60.0
 
-#: How long a queue is left alone whose head was looked at because of messages that are not listed.
+#: How long a queue is left alone whose head was looked at in vain: it was not listed, or is not to be moved.
 LOOK_S = 60.0
 
 
@@ -113,6 +113,7 @@ class Sweep:
         self._holder = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._unfound: dict[str, dict[str, float]] = {}
         self._look_at_s: dict[str, float] = {}
+        self._blocked_until_s: dict[str, float] = {}
         self._graves = Graves(inference)
         self._swept = Swept()
 
@@ -168,8 +169,10 @@ class Sweep:
 
     def _aged(self, queue: str, before_s: float, limit: int) -> list[Waiting]:
         """Return those that are listed as aged, without those that were not to be found a moment ago."""
-        found = self._store.oldest(queue, ready_before_s=before_s, limit=limit)
         now_s = self._now_s()
+        if now_s < self._blocked_until_s.get(queue, 0.0):
+            return []
+        found = self._store.oldest(queue, ready_before_s=before_s, limit=limit)
         listed = {one.id for one in found}
         kept = {
             task_id: until_s
@@ -193,6 +196,8 @@ class Sweep:
             budget -= len(taken)
             left -= {told(one).id for one in taken}
             if batch.stopped is not None and batch.stopped[1].reason != YOUNG:
+                # A worker takes it from the head, sooner or later; until then each look would cost deliveries.
+                self._blocked_until_s[queue] = self._now_s() + LOOK_S
                 return
             if batch.stopped or len(taken) < wanted:
                 break
@@ -284,7 +289,8 @@ class Sweep:
         for queue in queues:
             listed, oldest_since_s = backlogs[queue]
             line = Line(listed, self._pull.ready(queue), oldest_since_s)
-            if not has_unlisted(line) or self._now_s() < self._look_at_s.get(queue, 0.0):
+            quiet_until_s = max(self._look_at_s.get(queue, 0.0), self._blocked_until_s.get(queue, 0.0))
+            if not has_unlisted(line) or self._now_s() < quiet_until_s:
                 continue
             places = self._looked(queue, rise, places, now_s, end_s)
 

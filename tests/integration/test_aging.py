@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from threading import Barrier, Thread
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from inference_tasks.app import inference_of
 from inference_tasks.maintenance.sweep import Sweep, Swept
 from inference_tasks.state import keys
 from tests.support.aging import client_of, deliveries, grow_old, held, ids_in, new_pull, sweep
-from tests.support.brokers import depth, depths, publish_raw
+from tests.support.brokers import depth, depths, publish_raw, until
 from tests.support.rig import Rig, task
 
 LIMIT_S = 1800.0
@@ -128,6 +128,45 @@ def test_time_in_the_delay_queues_does_not_count_as_waiting(rig: Rig) -> None:
         key = keys.task(inference_of(app).store.prefix, result.id)
         client.hincrbyfloat(key, "submitted_at_s", -10 * LIMIT_S)
     assert sweep(app).promoted == 0
+
+
+@BOTH
+def test_a_parked_task_ages_from_when_it_came_back_and_leaves_the_brokers_headers_behind(rig: Rig) -> None:
+    """With the headers of its first death RabbitMQ would take the next one for a cycle, and drop the message."""
+    app = rig.app()
+    task_id = task(app, "step.offline").apply_async((1,), countdown=1).id
+    with held_when_it_comes(rig, app, "offline", "returned") as (message,):
+        assert message.headers["x-death"]
+    grow_old(app, [task_id], LIMIT_S - 60)
+    assert sweep(app).promoted == 0
+    grow_old(app, [task_id], 61)
+    assert sweep(app).promoted == 1
+    with held(app, "batch", "aged") as (message,):
+        assert not [name for name in message.headers if name.startswith("x-") and "death" in name]
+        assert header_of(message)["tier_first"] == "offline"
+    with rig.worker():
+        rig.wait_states(app, [task_id], success=1)
+    assert rig.starts() == {1: 1}
+
+
+@contextmanager
+def held_when_it_comes(rig: Rig, app: InferenceApp, tier: str, lane: str) -> Iterator[list[Any]]:
+    until(lambda: depth(app, tier, lane) == 1, "the parked message is due", 15)
+    with held(app, tier, lane) as messages:
+        yield messages
+
+
+def test_a_head_that_is_not_to_be_moved_is_looked_at_once(rig: Rig) -> None:
+    """Its task has failed, and a worker has yet to see to it: what waits behind keeps its place meanwhile."""
+    app = rig.app()
+    ids = submitted(app, "offline", range(3))
+    grow_old(app, ids, LIMIT_S + 1)
+    inference_of(app).store.fail_unclaimed(ids[0], name="step.offline", tier="offline", error_type="x", error="y")
+    with closing(new_pull(app)) as pull:
+        rounds = Sweep(inference_of(app), pull)
+        assert rounds.run().returned == 2
+        assert [rounds.run().returned for _ in range(3)] == [0, 0, 0]
+    assert ids_in(app, "offline") == ids
 
 
 CRASHING = """
