@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from inference_tasks.state.records import (
     END_STATES,
+    Cancellation,
     Claim,
     Claimant,
     DeadLetter,
@@ -146,6 +147,9 @@ class TaskLife(RuleBasedStateMachine):
             assert _plain(answer) == _plain(model)
             if answer.verdict == Verdict.RUN:
                 before = hops_before.get(task_id)
+                assert before is None or before.cancel_asked is None or before.generation < generation, (
+                    "a task ran again that was asked to stop"
+                )
                 is_replaced = before is not None and before.generation == generation and before.hop > hop
                 assert not is_replaced, "a message ran that a copy had replaced"
                 self._hold(task_id, worker, generation, answer, model)
@@ -202,7 +206,7 @@ class TaskLife(RuleBasedStateMachine):
         )
         assert lost == lost_by_fake
         for held in chosen:
-            held.is_open = held.id not in lost
+            held.is_open = held.id not in lost.lost
             if held.is_open:
                 held.until_s = self.clock_s + LEASE_S
                 self.highest_token[held.id] = max(self.highest_token[held.id], held.token)
@@ -224,6 +228,19 @@ class TaskLife(RuleBasedStateMachine):
     def write_from_outside(self, task_id: str, state: str | None, may_create: bool) -> None:
         answer = self.real.store.write(task_id, None, None, state, None, b"y", 60, may_create=may_create)
         assert answer == self.fake.store.write(task_id, None, None, state, None, b"y", 60, may_create=may_create)
+
+    @rule(task_id=ids, terminate=st.booleans(), is_meant=seldom)
+    def cancel(self, task_id: str, terminate: bool, is_meant: bool) -> None:
+        (record,) = self.real.store.get_many([task_id])
+        # What has ended has no more life to get wrong, so most wishes are for what runs.
+        if not is_meant and (record is None or record.state != State.PROCESSING):
+            return
+        wishes = [(task_id, "")]
+        answers = self.real.store.cancel(wishes, terminate=terminate)
+        assert answers == self.fake.store.cancel(wishes, terminate=terminate)
+        if answers == [Cancellation.CANCELLED]:
+            assert record is not None
+            self.ended[task_id] = (record.generation, State.CANCELLED)
 
     @rule(task_id=ids, generation=generations, hop=hops, tier=st.sampled_from(("realtime", "batch")), lane=lanes)
     def promote(self, task_id: str, generation: int, hop: int, tier: str, lane: str) -> None:
@@ -399,13 +416,15 @@ def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
         record.error,
         record.hop,
         record.dead,
+        record.cancel_asked,
         record.token is None,
         *(moment is None for moment in moments),
     )
 
 
+@pytest.mark.timeout(300)  # some ten round trips a step
 def test_the_scripts_keep_their_promises_whatever_happens(harness: RedisHarness) -> None:
     class Life(TaskLife):
         real = harness
 
-    run_state_machine_as_test(Life, settings=settings(max_examples=70, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Life, settings=settings(max_examples=50, stateful_step_count=40, deadline=None))
