@@ -196,7 +196,7 @@ def test_what_does_not_fit_the_task_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("body", [{"tier": "batsch"}, {"tier": "batch", "service_tier": "flex"}])
-def test_a_tier_that_cannot_be_meant_is_refused(stage: Stage, body: dict[str, object]) -> None:
+def test_a_tier_that_cannot_be_meant_is_refused(stage: Stage, body: dict[str, Any]) -> None:
     problem(submit(stage.http, "step.batch", **body), 422)
 
 
