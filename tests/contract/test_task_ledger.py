@@ -213,6 +213,16 @@ def test_a_claim_takes_the_task_out_of_the_queue_that_its_record_names(harness: 
     assert (ids_in(harness, FRESH), ids_in(harness, "inference.realtime.aged")) == ([], [])
 
 
+def test_a_run_that_is_taken_up_again_waits_nowhere(harness: StoreHarness) -> None:
+    task, token = started(harness, lane="returned")
+    harness.lose_all()
+    harness.store.submit([task])
+    assert (ids_in(harness, RETURNED), away(harness)) == ([task.id], {"batch": 1})
+    assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == []
+    assert (ids_in(harness, RETURNED), away(harness)) == ([], {})
+    assert counted(harness) == {"admitted": 1, "processing": 1}
+
+
 def test_the_oldest_come_first_and_only_those_old_enough(harness: StoreHarness) -> None:
     tasks = []
     for _ in range(3):
