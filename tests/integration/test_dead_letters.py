@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,11 +13,13 @@ from typing import Any, cast
 
 import pytest
 import redis
+from click.testing import CliRunner
 from kombu import Connection
 
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.broker.messages import Accepted, Outgoing, Properties
+from inference_tasks.cli import main
 from inference_tasks.dead_letters.filter import Filter
 from inference_tasks.dead_letters.index import depth, listed, refresh
 from inference_tasks.dead_letters.revival import drop, replay
@@ -32,12 +33,9 @@ both = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 # What an operator does.
 
 
-def environment(rig: Rig, **more: str) -> dict[str, str]:
+def settings(rig: Rig, **more: str) -> dict[str, str]:
     options = cast("dict[str, Any]", rig.options)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     return {
-        **os.environ,
-        "PYTHONPATH": path,
         "INFERENCE_NAMESPACE": options["namespace"],
         "INFERENCE_BROKER__URL": options["broker"]["url"],
         "INFERENCE_BROKER__QUEUE_TYPE": options["broker"]["queue_type"],
@@ -48,17 +46,18 @@ def environment(rig: Rig, **more: str) -> dict[str, str]:
 
 
 def command(rig: Rig, *arguments: str, code: int = 0, **env: str) -> Any:
-    """Run a command by the settings alone and return its answer."""
-    done = subprocess.run(
-        [sys.executable, "-m", "inference_tasks.cli", *arguments, "--json"],
-        env=environment(rig, **env),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
+    """Run a command by the settings alone and return its answer, or what it said instead of one."""
+    done = CliRunner().invoke(main, [*arguments, "--json"], env=settings(rig, **env), catch_exceptions=False)
+    assert done.exit_code == code, done.stderr
     return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def process(rig: Rig, *arguments: str) -> LoggedProcess:
+    """A command in a process of its own, to be sent signals."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    env = {**os.environ, "PYTHONPATH": path, **settings(rig)}
+    argv = (sys.executable, "-m", "inference_tasks.cli", *arguments)
+    return LoggedProcess(argv, log=rig.directory / "command.log", env=env)
 
 
 def ids_in_queue(app: InferenceApp) -> list[str]:
@@ -148,7 +147,7 @@ def test_looking_and_a_dry_run_change_nothing(rig: Rig) -> None:
     assert command(rig, "dead", "drop", "--dry-run", "--limit", "7")["done"] == 7
     assert command(rig, "dead", "list", "--limit", "3")["matching"] == 120
     assert command(rig, "dead", "show", ids[60], "--args")["message"]["args"] == [60, 1]
-    assert ids_in_queue(app) == order == ids
+    assert ids_in_queue(app) == order
     assert list(listed(inference)) == index
     assert inference.store.get_many(ids) == records
     assert inference.store.accounts() == accounts
@@ -172,10 +171,11 @@ def test_many_are_asked_about_and_a_condition_is_enough_to_replay(rig: Rig) -> N
 def test_a_replay_takes_what_is_meant_and_leaves_the_rest_in_its_order(rig: Rig) -> None:
     app = rig.app()
     ids = perish(rig, app, range(200))
+    order = ids_in_queue(app)
     meant = ids[3::9]
     tally = run(replay(inference_of(app), Filter.of(ids=meant), rate_per_s=1000))
     assert (tally.done, tally.is_complete) == (len(meant), True)
-    assert ids_in_queue(app) == [one for one in ids if one not in meant]
+    assert ids_in_queue(app) == [one for one in order if one not in meant]
     with rig.worker():
         rig.wait_states(app, meant, success=len(meant))
     assert rig.starts() == dict.fromkeys(range(3, 200, 9), 1)
@@ -240,8 +240,7 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
     app = rig.app()
     inference = inference_of(app)
     ids = perish(rig, app, range(500))
-    argv = (sys.executable, "-m", "inference_tasks.cli", "dead", "replay", "--yes", "--rate", "150")
-    killed = LoggedProcess(argv, log=rig.directory / "replay.log", env=environment(rig))
+    killed = process(rig, "dead", "replay", "--yes", "--rate", "150")
     returned = inference.topology.queue("batch", "returned").name
     for reached in (100, 230):
         with killed:
@@ -266,16 +265,16 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
 def test_ctrl_c_ends_a_replay_with_everything_in_its_place(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
-    ids = perish(rig, app, range(100))
-    argv = (sys.executable, "-m", "inference_tasks.cli", "dead", "replay", "--yes", "--rate", "20")
-    process = LoggedProcess(argv, log=rig.directory / "replay.log", env=environment(rig))
+    perish(rig, app, range(100))
+    ids = ids_in_queue(app)
+    stopped = process(rig, "dead", "replay", "--yes", "--rate", "20")
     returned = inference.topology.queue("batch", "returned").name
-    with process:
+    with stopped:
         until(lambda: depths(app)[returned] >= 10, "it is under way", 30)
-        process.send(signal.SIGINT)
-        assert process.wait(15) == 130
-    assert "Stopped" in process.log
-    assert "Traceback" not in process.log
+        stopped.send(signal.SIGINT)
+        assert stopped.wait(15) == 130
+    assert "Stopped" in stopped.log
+    assert "Traceback" not in stopped.log
     gone = depths(app)[returned]
     assert ids_in_queue(app) == ids[gone:]
     assert inference.store.dead_count() == 100 - gone
@@ -425,7 +424,8 @@ def test_a_strangers_message_is_listed_refused_and_dropped(rig: Rig) -> None:
 def test_a_second_copy_of_a_letter_and_one_that_was_replayed_are_taken_out(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
-    ids = perish(rig, app, range(3))
+    perish(rig, app, range(3))
+    ids = ids_in_queue(app)
     dead = inference.topology.dead.name
     messages = rig.dead(app, 3)
 
@@ -455,7 +455,8 @@ def test_a_second_copy_of_a_letter_and_one_that_was_replayed_are_taken_out(rig: 
 def test_the_accounts_are_exact_after_failures_drops_and_replays(rig: Rig) -> None:
     app = rig.app()
     assert command(rig, "tiers", "--audit")["since_s"] is None
-    ids = perish(rig, app, range(30))
+    perish(rig, app, range(30))
+    ids = ids_in_queue(app)
     command(rig, "dead", "list")
     found = command(rig, "tiers", "--audit")
     assert (found["is_exact"], found["moving"], found["broker"]["dead"]) == (True, 0, 30)
@@ -514,15 +515,8 @@ def test_an_account_that_does_not_add_up_is_told_by_the_exit_code(rig: Rig) -> N
     server.hincrby(f"{options['state']['prefix']}accounts", "batch:admitted", 1)
     server.close()
     assert not command(rig, "tiers", "--audit", code=1)["is_exact"]
-    wrong = subprocess.run(
-        [sys.executable, "-m", "inference_tasks.cli", "tiers", "--audit"],
-        env=environment(rig),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert wrong.returncode == 1
+    wrong = CliRunner().invoke(main, ["tiers", "--audit"], env=settings(rig))
+    assert wrong.exit_code == 1
     assert "do not add up" in wrong.stdout
 
 
@@ -538,7 +532,8 @@ def test_servers_that_are_away_are_told_by_the_exit_code(rig: Rig) -> None:
 def test_a_drop_is_for_good(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
-    ids = perish(rig, app, range(10))
+    perish(rig, app, range(10))
+    ids = ids_in_queue(app)
     assert run(drop(inference, Filter.of(ids=ids[:4]))).done == 4
     assert ids_in_queue(app) == ids[4:]
     assert {record.state for record in inference.store.get_many(ids) if record} == {"failed"}
