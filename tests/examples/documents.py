@@ -67,14 +67,15 @@ def problem(command: list[str]) -> str | None:
         return None if words[0] in targets else f"no target {words[0]}"
     if program == "inference-tasks":
         return _problem_of_ours(words)
-    known = {"pip", "docker", "celery", "pre-commit"}
+    known = {"pip", "curl", "docker", "celery", "pre-commit"}
     return None if program in known else f"unknown program {program}"
 
 
 def _problem_of_ours(words: list[str]) -> str | None:
     command: click.Command = main
     context = click.Context(main, info_name="inference-tasks")
-    while isinstance(command, click.Group) and words:
+    # A group that runs by itself takes options before, or in place of, a command of its own.
+    while isinstance(command, click.Group) and words and not (command.invoke_without_command and words[0][0] == "-"):
         name, *words = words
         found = command.get_command(context, name)
         if found is None:

@@ -22,7 +22,16 @@ from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
 from tests.support.processes import WorkerProcess
 
-APP, CLIENT, MIGRATION = blocks("README.md", "python")
+APP, CLIENT, MOUNTED, MIGRATION = blocks("README.md", "python")
+
+# As a client of the app that the README mounts the gateway in.
+ASKED = """
+from fastapi.testclient import TestClient
+
+with TestClient(web, base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as http:
+    answer = http.post("/inference/v1/tasks/classify", json={"args": ["cat.png"]}, headers={"Prefer": "wait=20"})
+    print(answer.status_code, answer.json()["result"], http.get(answer.headers["location"]).json()["state"])
+"""
 
 
 def test_the_first_block_is_the_example_of_the_tree_in_a_dozen_lines() -> None:
@@ -62,6 +71,7 @@ def test_the_example_runs_as_the_readme_says(tmp_path: Path) -> None:
         assert re.fullmatch(r"\S{36} \w+ picture|\S{36} \w+ unknown", said[0]), said
         assert said[1:] == ["2 accepted, 0 refused"]
         assert "picture" in run("-m", "inference_tasks.cli", *submit)
+        assert run("-c", MOUNTED + ASKED).split() == ["200", "picture", "success"]
         tiers = json.loads(run("-m", "inference_tasks.cli", "tiers", "--json"))
         assert {one["tier"] for one in tiers} == {"realtime", "batch", "offline"}
 
