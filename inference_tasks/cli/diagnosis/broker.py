@@ -20,9 +20,11 @@ from inference_tasks.errors import InferenceError
 from inference_tasks.settings import Settings, masked
 from inference_tasks.settings.tree import CONSUMER_TIMEOUT_MARGIN_S, CONSUMER_TIMEOUT_SINCE
 
-__all__ = ["examine_broker", "is_loopback"]
+__all__ = ["examine_broker", "examine_version", "is_loopback"]
 
 OLDEST = (3, 10)
+#: From and below: a message that dead-letters after a rejection is taken for one that goes in circles.
+LOSING = ((3, 13, 0), (3, 13, 3))
 MESSAGE_LIMIT_BYTES = {4: 16 * 2**20, 3: 128 * 2**20}
 
 
@@ -40,17 +42,28 @@ def examine_broker(inference: Inference) -> Iterator[Finding]:
     except InferenceError as problem:
         yield error("broker", f"{where}: {problem}", "Start RabbitMQ, or correct broker.url (user, password, vhost).")
         return
-    text = ".".join(map(str, version))
-    if version < OLDEST:
-        yield error("broker", f"RabbitMQ {text} at {where}", "RabbitMQ 3.10 or later is needed.")
-    else:
-        yield fine("broker", f"RabbitMQ {text} at {where}")
+    yield from examine_version(version, where or "")
     yield from _rights(url, settings)
     management = Management(settings.management_url, _vhost(url)) if settings.management_url else None
     yield from _management(management)
     yield from _consumer_timeout(inference, version, management)
     yield from _message_size(settings, version)
     yield from _queues(settings, version)
+
+
+def examine_version(version: tuple[int, ...], where: str) -> Iterator[Finding]:
+    """Look at the version of RabbitMQ."""
+    found = f"RabbitMQ {'.'.join(map(str, version))} at {where}"
+    if version < OLDEST:
+        yield error("broker", found, "RabbitMQ 3.10 or later is needed.")
+    elif LOSING[0] <= version < LOSING[1]:
+        yield error(
+            "broker",
+            f"{found}: it drops messages that were rejected once and come to a queue again",
+            "Upgrade to RabbitMQ 3.13.3 or later.",
+        )
+    else:
+        yield fine("broker", found)
 
 
 def is_loopback(host: str | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from inference_tasks.cli.diagnosis.broker import is_loopback
+from inference_tasks.cli.diagnosis.broker import examine_version, is_loopback
 from inference_tasks.cli.diagnosis.host import examine_host
 from inference_tasks.cli.diagnosis.state import examine_info
 from inference_tasks.worker.gpu import Gpu, Gpus
@@ -67,3 +67,19 @@ def test_other_machines_are_not_this_one(host: str) -> None:
 def test_the_gpus_are_told(gpus: Gpus, level: str, said: str) -> None:
     (found,) = (one for one in examine_host({}, gpus) if one.subject == "GPU")
     assert (found.level, said in found.found) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ((3, 9, 29), "error"),
+        ((3, 10, 8), "ok"),
+        ((3, 12, 14), "ok"),
+        ((3, 13, 0), "error"),
+        ((3, 13, 2), "error"),
+        ((3, 13, 3), "ok"),
+        ((4, 0, 5), "ok"),
+    ],
+)
+def test_versions_of_rabbitmq_that_are_too_old_or_lose_messages_are_named(version: tuple[int, ...], level: str) -> None:
+    assert [one.level for one in examine_version(version, "here")] == [level]
