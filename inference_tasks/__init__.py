@@ -20,6 +20,7 @@ from inference_tasks.errors import (
     RetryAfter,
     SettingsError,
     StateUnavailableError,
+    TaskCancelledError,
     TaskFailedError,
     TaskNotFoundError,
     TemporaryError,
@@ -80,6 +81,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "TopologyMismatchError",
     # errors: beside the families
     "InferenceError",
+    "TaskCancelledError",
     "TaskFailedError",
     "BugError",
 ]

@@ -30,7 +30,7 @@ from inference_tasks.models import ModelDecorator, load_all
 from inference_tasks.routes import TierRouter
 from inference_tasks.settings import Settings, find_file, load_settings
 from inference_tasks.state.backend import RecordBackend
-from inference_tasks.state.records import TaskRecord
+from inference_tasks.state.records import Cancellation, TaskRecord
 from inference_tasks.state.store import TaskStore
 from inference_tasks.submission import Herald
 from inference_tasks.task import InferenceDecorator
@@ -191,6 +191,10 @@ class Inference:
         """Wait for a task's result by its id; see ``TaskHandle.result``."""
         return self.client.result(task_id, timeout_s=timeout_s)
 
+    def cancel(self, task_id: str, *, terminate: bool = False) -> bool:
+        """Cancel a task by its id, whoever holds it; see ``TaskHandle.cancel``."""
+        return self.client.cancel(task_id, terminate=terminate)
+
     def task_problems(self) -> list[str]:
         """Say which registered tasks ask for what the settings do not allow."""
         longest_s = self.settings.worker.longest_run_s
@@ -337,6 +341,9 @@ class _Records:
 
     def result(self, task_id: str) -> object:
         return self._app.backend.get_task_meta(task_id).get("result")
+
+    def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation:
+        return self._store.cancel([(task_id, nonce)], terminate=terminate)[0]
 
 
 def _take_over(celery_app: Celery) -> None:

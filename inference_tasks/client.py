@@ -18,10 +18,11 @@ from inference_tasks.errors import (
     InvalidArgumentsError,
     ResultTimeoutError,
     TaskFailedError,
+    TaskNotFoundError,
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle, as_call
 from inference_tasks.routes import Choice, choose, running_tenant
-from inference_tasks.state.records import State, TaskRecord
+from inference_tasks.state.records import Cancellation, State, TaskRecord
 from inference_tasks.submission import NO_LINEAGE, Herald, Lineage, MessageTemplate, checked_arguments
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Records(Protocol):
     def get(self, task_id: str) -> TaskRecord: ...
 
     def result(self, task_id: str) -> object: ...
+
+    def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation: ...
 
 
 class Client:
@@ -153,6 +156,20 @@ class Client:
         while not (record := await self.status_async(task_id)).is_finished:  # noqa: ASYNC110  # the event is in Redis
             await asyncio.sleep(wait.next_pause_s(record))
         return await asyncio.to_thread(self._outcome_of, record)
+
+    def cancel(self, task_id: str, *, terminate: bool = False, nonce: str = "") -> bool:
+        """Cancel a task by its id, for all who hold it or for the one submit that ``nonce`` names.
+
+        See ``TaskHandle.cancel``.
+        """
+        answer = self._records.cancel(task_id, terminate=terminate, nonce=nonce)
+        if answer is Cancellation.MISSING:
+            raise TaskNotFoundError(task_id)
+        return answer is not Cancellation.ENDED
+
+    async def cancel_async(self, task_id: str, *, terminate: bool = False, nonce: str = "") -> bool:
+        """Cancel a task from a coroutine."""
+        return await asyncio.to_thread(self.cancel, task_id, terminate=terminate, nonce=nonce)
 
     def _outgoing(
         self,

@@ -3,7 +3,7 @@
 ``CallerError``: the caller must change what it asked for. ``BusyError``: the caller may ask again after
 ``retry_after_s``. ``DeploymentError``: somebody must change a server, a setting or an installation. ``BugError``:
 a mistake in this package. ``TaskFailedError`` stands beside the families: the request was served, the task failed.
-``TemporaryError``, ``RetryAfter`` and ``PermanentError`` are for tasks to raise.
+``TemporaryError``, ``RetryAfter``, ``PermanentError`` and ``TaskCancelledError`` are for tasks to raise.
 
 The data is in the attributes; the message says what was expected, what was found and what to do.
 """
@@ -37,6 +37,7 @@ __all__ = [
     "RetryAfter",
     "SettingsError",
     "StateUnavailableError",
+    "TaskCancelledError",
     "TaskFailedError",
     "TaskNotFoundError",
     "TemporaryError",
@@ -322,6 +323,10 @@ class RetryAfter(TemporaryError):  # noqa: N818  # reads as what it asks for: ra
 
 class PermanentError(InferenceError):
     """The task failed and would fail again: it is not retried, whatever its ``retry_on`` says."""
+
+
+class TaskCancelledError(InferenceError):
+    """The task shall end as cancelled: it has seen that it was asked to stop, or finds that nobody needs it."""
 
 
 class DeadLettersBusyError(BusyError):

@@ -27,6 +27,10 @@ class LookUp(Protocol):
 
     async def result_async(self, task_id: str, *, timeout_s: float | None = None) -> object: ...
 
+    def cancel(self, task_id: str, *, terminate: bool = False, nonce: str = "") -> bool: ...
+
+    async def cancel_async(self, task_id: str, *, terminate: bool = False, nonce: str = "") -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -38,13 +42,17 @@ class Call:
 
 
 class TaskHandle(Generic[R]):
-    """One submitted task. Holds its id only, so it can be made again from the id at any time (``app.handle(id)``)."""
+    """One submitted task. All it needs is its id, so it can be made again from that at any time (``app.handle(id)``).
 
-    __slots__ = ("_client", "id")
+    The handle of a submit that shares its task with others knows its share: see ``cancel``.
+    """
 
-    def __init__(self, task_id: str, client: LookUp) -> None:
+    __slots__ = ("_client", "_nonce", "id")
+
+    def __init__(self, task_id: str, client: LookUp, nonce: str = "") -> None:
         self.id = task_id
         self._client = client
+        self._nonce = nonce
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id!r})"
@@ -86,6 +94,27 @@ class TaskHandle(Generic[R]):
     async def result_async(self, *, timeout_s: float | None = None) -> R:
         """Wait for the result in a coroutine; see ``result``."""
         return cast(R, await self._client.result_async(self.id, timeout_s=timeout_s))
+
+    def cancel(self, *, terminate: bool = False) -> bool:
+        """Cancel the task; false if it had ended before.
+
+        One that waits, or is to be tried again, never runs after this, whether or not a worker is there to hear of it.
+        One that runs is asked to stop (``task.is_cancelled()``). Where several submits share the task, this one gives
+        up its share, and the task goes on for the others.
+
+        Args:
+            terminate: whether the process that runs it is killed, within some seconds; pools other than prefork cannot
+                do that, and only ask.
+
+        Raises:
+            TaskNotFoundError: its record has reached the end of its life.
+            StateUnavailableError: Redis did not answer; it may or may not be cancelled.
+        """
+        return self._client.cancel(self.id, terminate=terminate, nonce=self._nonce)
+
+    async def cancel_async(self, *, terminate: bool = False) -> bool:
+        """Cancel the task from a coroutine; see ``cancel``."""
+        return await self._client.cancel_async(self.id, terminate=terminate, nonce=self._nonce)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _CELERY_PARAMETERS = tuple(
 
 
 class InferenceApp(Celery):
-    """A Celery app with tiers: everything of Celery, and ``inference``, ``model``, ``status`` and ``result`` beside it.
+    """A Celery app with tiers: everything of Celery, and ``inference``, ``model``, ``status``, ``result``, ``cancel``.
 
     Settings are read at first use, never at import.
     """
@@ -126,3 +126,7 @@ class InferenceApp(Celery):
     def result(self, task_id: str, *, timeout_s: float | None = None) -> object:
         """Wait for a task's result by its id; see ``TaskHandle.result``."""
         return self._inference.result(task_id, timeout_s=timeout_s)
+
+    def cancel(self, task_id: str, *, terminate: bool = False) -> bool:
+        """Cancel a task by its id, whoever holds it; see ``TaskHandle.cancel``."""
+        return self._inference.cancel(task_id, terminate=terminate)

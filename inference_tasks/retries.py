@@ -10,13 +10,12 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from celery import Task
 from celery.exceptions import Reject, TaskPredicate
 from celery.utils.time import maybe_make_aware
 
@@ -28,10 +27,11 @@ from inference_tasks.errors import (
     PermanentError,
     RetryAfter,
     StateUnavailableError,
+    TaskCancelledError,
     TemporaryError,
     kept_delay_s,
 )
-from inference_tasks.routes import HEADER
+from inference_tasks.runs import WatchedTask, deadline_s
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -52,7 +52,7 @@ PAUSE_FIRST_S = 0.5
 PAUSE_LONGEST_S = 5.0
 
 
-class RetryingTask(Task[P, R]):
+class RetryingTask(WatchedTask[P, R]):
     """A task that is tried again after a ``TemporaryError``, and after what its ``retry_on`` names.
 
     Attributes:
@@ -73,7 +73,7 @@ class RetryingTask(Task[P, R]):
     retries_others: bool = False
 
     # Of Celery's autoretry_for, which may name an error that this one is derived from.
-    dont_autoretry_for: tuple[type[Exception], ...] = (PermanentError,)
+    dont_autoretry_for: tuple[type[Exception], ...] = (PermanentError, TaskCancelledError)
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class RetryingTask(Task[P, R]):
 
     def is_retried(self, error: BaseException) -> bool:
         """Whether the task is tried again after this error, as far as its number of attempts allows."""
-        if isinstance(error, PermanentError):
+        if isinstance(error, PermanentError | TaskCancelledError):
             return False
         return self.retries_others or isinstance(error, (TemporaryError, *self.retry_on))
 
@@ -140,7 +140,7 @@ class RetryingTask(Task[P, R]):
             error = exc or sys.exc_info()[1]
             if limit is not None and request.retries >= limit:
                 _mark(error, EXHAUSTED)
-            elif _is_too_late(request.headers, self._due_at_s(eta, countdown)):
+            elif self._is_too_late(self._due_at_s(eta, countdown)):
                 _mark(error, DEADLINE)
                 raise error or self.MaxRetriesExceededError(
                     f"{self.name}[{request.id}] was to be tried again, but its deadline comes first"
@@ -155,6 +155,14 @@ class RetryingTask(Task[P, R]):
         else:
             delay_s = self.default_retry_delay if countdown is None else countdown
         return now_s + math.ceil(delay_s)
+
+    def _is_too_late(self, due_at_s: float) -> bool:
+        said_s = deadline_s(self.request.headers)
+        if said_s is None or due_at_s < said_s:
+            return False
+        # Callers who have joined the task since may have given it more time.
+        left_s = self.remaining_s()
+        return left_s is not None and due_at_s >= time.time() + left_s
 
     def _parked(self, retry: Callable[[], Any]) -> Any:
         """Publish the copy again until the broker has it, as a result is written again until Redis has it.
@@ -183,6 +191,10 @@ def _tried_again(task: RetryingTask[..., Any], run: Callable[..., Any]) -> Calla
             return run(*args, **kwargs)
         except TaskPredicate:
             raise
+        except TaskCancelledError as exc:
+            if task.request.called_directly or task.request.is_eager:
+                raise
+            raise task._end_cancelled(exc) from exc
         except Exception as exc:
             # Called like a function, it raises like one.
             if task.request.called_directly or not task.is_retried(exc):
@@ -223,12 +235,6 @@ def backoff_of(option: object) -> Backoff:
     for step_s in backoff.steps_s:
         kept_delay_s("@app.inference: backoff_s", step_s)
     return backoff
-
-
-def _is_too_late(headers: Mapping[str, Any] | None, due_at_s: float) -> bool:
-    ours = (headers or {}).get(HEADER)
-    expires_at_s = ours.get("expires_at_s") if isinstance(ours, Mapping) else None
-    return isinstance(expires_at_s, int | float) and due_at_s >= expires_at_s
 
 
 def _mark(error: BaseException | None, why: str) -> None:

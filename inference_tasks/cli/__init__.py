@@ -16,6 +16,7 @@ COMMANDS = {
     "submit": "inference_tasks.cli.submit:submit",
     "status": "inference_tasks.cli.status:status",
     "result": "inference_tasks.cli.status:result",
+    "cancel": "inference_tasks.cli.cancel:cancel",
     "gateway": "inference_tasks.cli.gateway:gateway",
     "tiers": "inference_tasks.cli.tiers:tiers",
     "dead": "inference_tasks.cli.dead:dead",

@@ -18,6 +18,8 @@ from inference_tasks.state.records import (
     Crash,
     DeadKind,
     NewTask,
+    Renewal,
+    Run,
     State,
     SubmitAnswer,
     TaskError,
@@ -42,6 +44,8 @@ __all__ = [
     "unpack_claims",
     "unpack_crash",
     "unpack_record",
+    "unpack_renewal",
+    "unpack_run",
     "unpack_submit",
 ]
 
@@ -72,6 +76,7 @@ RECORD_FIELDS = (
     "due_at_s",
     "dead",
     "tenant",
+    "cancel",
 )
 """The fields that ``get`` asks for, in the order in which they come back; every record has the first one."""
 
@@ -184,6 +189,24 @@ def unpack_claims(reply: object) -> list[Claim]:
     return claims
 
 
+def unpack_renewal(reply: object, task_ids: Sequence[str]) -> Renewal:
+    """Read the answer of ``renew.lua`` to the renewal of these tasks."""
+    lost, stopping = as_text(reply).split(FIELD)
+    return Renewal(
+        [task_ids[int(position) - 1] for position in lost.split(RECORD) if position],
+        {task_ids[int(one.rstrip("!")) - 1]: one.endswith("!") for one in stopping.split(RECORD) if one},
+    )
+
+
+def unpack_run(reply: object) -> Run | None:
+    """Read the answer of ``running.lua``; None where there is no record."""
+    text = as_text(reply)
+    if not text:
+        return None
+    should_stop, left = text.split(FIELD)
+    return Run(should_stop == "1", _optional_float(left))
+
+
 def unpack_crash(reply: object) -> Crash:
     """Read the answer of ``crashed.lua``."""
     crashes, over = as_text(reply).split(FIELD)
@@ -225,6 +248,7 @@ def unpack_record(task_id: str, line: str) -> TaskRecord | None:
         due_at_s=_optional_float(found[20]),
         dead=found[21] or None,
         tenant=found[22] or None,
+        cancel_asked=found[23] or None,
     )
 
 

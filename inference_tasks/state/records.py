@@ -16,6 +16,7 @@ __all__ = [
     "PARKED",
     "Accounts",
     "Backlog",
+    "Cancellation",
     "Claim",
     "Claimant",
     "Crash",
@@ -24,6 +25,8 @@ __all__ = [
     "Finish",
     "Move",
     "NewTask",
+    "Renewal",
+    "Run",
     "State",
     "SubmitAnswer",
     "TaskError",
@@ -70,6 +73,21 @@ class Verdict(StrEnum):
     """This claim has failed the task: its runs ended without a report as often as they may."""
     UNBURIED = "unburied"
     """The task has failed and its message is not known to lie in the dead letters: bury it, then ack it."""
+
+
+class Cancellation(StrEnum):
+    """What became of a wish to cancel a task."""
+
+    CANCELLED = "cancelled"
+    """It has ended now, and will not run."""
+    ASKED = "asked"
+    """It runs, and has been asked to stop."""
+    LEFT = "left"
+    """It goes on for others, who submitted the same."""
+    ENDED = "ended"
+    """It had ended before."""
+    MISSING = "missing"
+    """No record."""
 
 
 class DeadKind(StrEnum):
@@ -218,6 +236,25 @@ class Move(NamedTuple):
     lane: str
 
 
+class Renewal(NamedTuple):
+    """What a worker learns when it extends its leases.
+
+    Attributes:
+        lost: ids whose claim is lost.
+        stopping: {id that is asked to stop: whether it is to be terminated}.
+    """
+
+    lost: list[str]
+    stopping: dict[str, bool]
+
+
+class Run(NamedTuple):
+    """How a run stands: whether it should stop, and the seconds until its deadline, if it has one."""
+
+    should_stop: bool
+    left_s: float | None
+
+
 class Crash(NamedTuple):
     """How often the task's runs have ended without a report, and whether it is over for it."""
 
@@ -235,6 +272,7 @@ class TaskRecord:
         due_at_s: when the broker lets the message go; only while it is parked.
         dead: of a failed task, where its message is (``DeadKind``); None while it is not known to be a dead letter.
         tenant: for whom it was submitted; None if that was not said.
+        cancel_asked: how it was asked to stop while it ran, ``stop`` or ``terminate``; None if it was not.
     """
 
     id: str
@@ -260,6 +298,7 @@ class TaskRecord:
     due_at_s: float | None = None
     dead: str | None = None
     tenant: str | None = None
+    cancel_asked: str | None = None
 
     @property
     def is_finished(self) -> bool:

@@ -18,6 +18,7 @@ __all__ = ["AsyncCommands", "Commands", "Script", "as_text", "load", "translated
 _COUNTED = frozenset(
     {
         "bury",
+        "cancel",
         "claim",
         "crashed",
         "dead_dropped",

@@ -13,6 +13,7 @@ from redis.retry import Retry
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state import keys, packing
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
+from inference_tasks.state.cancelling import Cancelling
 from inference_tasks.state.dead_letters import DeadLetters
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
@@ -22,6 +23,7 @@ from inference_tasks.state.records import (
     Crash,
     Finish,
     NewTask,
+    Renewal,
     State,
     SubmitAnswer,
     TaskError,
@@ -60,7 +62,7 @@ def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
     )
 
 
-class TaskStore(Sweeps, DeadLetters):
+class TaskStore(Sweeps, DeadLetters, Cancelling):
     """Records and claims in Redis, the counts of all work, and the indices of what waits and of what is dead.
 
     Every method is atomic and one round trip, whatever the batch. All raise ``StateUnavailableError`` when Redis does
@@ -169,19 +171,22 @@ class TaskStore(Sweeps, DeadLetters):
     def release(self, claims: Sequence[tuple[str, int]], *, has_started: bool = False) -> None:
         """Give back claims, as (id, token); those that are over already are left alone.
 
+        A task that was asked to stop ends as cancelled by that.
+
         Args:
             claims: what is given back.
             has_started: whether their runs did start, and were cut off on purpose: then they count as attempts.
         """
         if claims:
             names = self._task_keys(task_id for task_id, _ in claims)
-            self._change("release", names, (0 if has_started else 1, *(token for _, token in claims)))
+            args = (0 if has_started else 1, self._finished_ttl_s, *(token for _, token in claims))
+            self._change("release", names, args)
 
     def crashed(self, task_id: str, token: int, worker: str) -> Crash:
         """Note that the run's process died without a report: one crash more, and the claim is given back.
 
-        The task becomes ``pending``, or ``failed`` when its crash limit is reached. A claim that is over already
-        changes nothing.
+        The task becomes ``pending``, or ``failed`` when its crash limit is reached, or ``cancelled`` if it was asked to
+        stop. A claim that is over already changes nothing.
         """
         names = (keys.task(self.prefix, task_id),)
         return packing.unpack_crash(self._change("crashed", names, (token, self._max_crashes, self._finished_ttl_s)))
@@ -192,14 +197,14 @@ class TaskStore(Sweeps, DeadLetters):
         worker: str,
         lease_s: float,
         heartbeat: WorkerBeat | None = None,
-    ) -> list[str]:
+    ) -> Renewal:
         """Extend the leases of ``running``, as (id, token, what its message says), and note that the worker lives.
 
-        Returns the ids whose claim is lost: somebody else holds the task, or it has ended. Records that Redis has
-        lost are made again. The heartbeat is forgotten after ``lease_s`` seconds without another one.
+        Answers whose claim is lost (somebody else holds the task, or it has ended), and who is asked to stop. Records
+        that Redis has lost are made again. The heartbeat is forgotten after ``lease_s`` seconds without another one.
         """
         if not running and heartbeat is None:
-            return []
+            return Renewal([], {})
         names = [keys.workers(self.prefix), keys.worker(self.prefix, worker)]
         args: list[str | bytes | int] = [
             worker,
@@ -211,8 +216,7 @@ class TaskStore(Sweeps, DeadLetters):
             names.append(keys.task(self.prefix, task_id))
             args.append(token)
             args.append(packing.pack_claimant(claimant or Claimant(task_id, "", "", "")))
-        reply = as_text(self._change("renew", names, args))
-        return [running[int(position) - 1][0] for position in reply.split(packing.RECORD)] if reply else []
+        return packing.unpack_renewal(self._change("renew", names, args), [task_id for task_id, _, _ in running])
 
     def finish(
         self,

@@ -16,7 +16,8 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing
-from inference_tasks.state.records import END_STATES, Claimant, State, TaskError, TaskRecord, Verdict
+from inference_tasks.errors import TaskCancelledError
+from inference_tasks.state.records import END_STATES, Cancellation, Claimant, State, TaskError, TaskRecord, Verdict
 from inference_tasks.testing.store import FakeTaskStore
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class EagerRunner:
         """Return the result of a task that succeeded."""
         return loads(self.store.results[task_id])
 
+    def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation:
+        """Cancel a task; there is none that has not ended."""
+        return self.store.cancel([(task_id, nonce)], terminate=terminate)[0]
+
     def _run(self, outgoing: Outgoing, token: int) -> None:
         new = outgoing.task
         assert new is not None, "only tasks are submitted"
@@ -82,23 +87,29 @@ class EagerRunner:
         task: Any = self._celery_app.tasks[new.name]
         error: TaskError | None = None
         meta: str | None = None
+        state = State.SUCCESS
         try:
             done = task.apply(args, kwargs, task_id=new.id, headers=dict(outgoing.properties.headers))
-            if done.failed():
-                error = _error(done.result)
+            if done.failed() and isinstance(done.result, TaskCancelledError):
+                state = State.CANCELLED
+            elif done.failed():
+                state, error = State.FAILED, _error(done.result)
             else:
                 meta = dumps(done.result)
         except (TypeError, ValueError, EncodeError) as exc:
-            error = _error(exc)
+            state, error = State.FAILED, _error(exc)
             if self._celery_app.conf.task_eager_propagates:
                 raise
+        except TaskCancelledError:
+            state = State.CANCELLED
+            raise
         except Exception as exc:
-            error = _error(exc)
+            state, error = State.FAILED, _error(exc)
             raise
         finally:
             with self._lock:
                 self.store.now_s = time.time()
-                self.store.finish(new.id, token, new.generation, State.FAILED if error else State.SUCCESS, error, meta)
+                self.store.finish(new.id, token, new.generation, state, error, meta)
 
 
 def _error(exc: BaseException) -> TaskError:

@@ -262,6 +262,7 @@ def anew(record: TaskRecord, generation: int, expires_at_s: float | None = None)
         error=None,
         dead=None,
         due_at_s=None,
+        cancel_asked=None,
     )
 
 

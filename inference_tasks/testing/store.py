@@ -20,6 +20,7 @@ from inference_tasks.state.records import (
     Crash,
     Finish,
     NewTask,
+    Renewal,
     State,
     SubmitAnswer,
     TaskError,
@@ -28,7 +29,8 @@ from inference_tasks.state.records import (
     WorkerBeat,
 )
 from inference_tasks.state.store import MAX_ERROR_CHARS
-from inference_tasks.testing.ledger import FakeLedger, Kept, anew, blank
+from inference_tasks.testing.cancelling import FakeCancelling
+from inference_tasks.testing.ledger import Kept, anew, blank
 
 __all__ = ["FakeTaskStore"]
 
@@ -36,7 +38,7 @@ _LOST = "WorkerLostError"
 
 
 @dataclass
-class FakeTaskStore(FakeLedger):
+class FakeTaskStore(FakeCancelling):
     """A task store without Redis; see ``FakeLedger`` for what a test may set and read."""
 
     max_crashes: int = DEFAULT_CRASH_LIMIT
@@ -158,6 +160,10 @@ class FakeTaskStore(FakeLedger):
             self.results.pop(claimant.id, None)
         elif record.state == State.PROCESSING:
             record = replace(record, crashes=record.crashes + 1)
+            if record.cancel_asked:
+                kept.record = replace(record, hop=claimant.hop)
+                self._end_cancelled(kept)
+                return refuse(Verdict.CANCELLED)
             limit = self.max_crashes if claimant.crash_limit is None else claimant.crash_limit
             if record.crashes >= limit:
                 self._fail_crashed(kept, replace(record, hop=claimant.hop))
@@ -202,6 +208,8 @@ class FakeTaskStore(FakeLedger):
                     worker=None,
                     started_at_s=None,
                 )
+                if kept.record.cancel_asked:
+                    self._end_cancelled(kept)
 
     def crashed(self, task_id: str, token: int, worker: str) -> Crash:
         """As ``TaskStore.crashed``."""
@@ -213,6 +221,10 @@ class FakeTaskStore(FakeLedger):
         if record.state != State.PROCESSING or record.token != token:
             return Crash(record.crashes, record.is_finished)
         record = replace(record, crashes=record.crashes + 1)
+        if record.cancel_asked:
+            kept.record = record
+            self._end_cancelled(kept)
+            return Crash(record.crashes, True)
         if record.crashes >= (self.max_crashes if kept.crash_limit is None else kept.crash_limit):
             self._fail_crashed(kept, record)
             return Crash(record.crashes, True)
@@ -225,16 +237,19 @@ class FakeTaskStore(FakeLedger):
         worker: str,
         lease_s: float,
         heartbeat: WorkerBeat | None = None,
-    ) -> list[str]:
+    ) -> Renewal:
         """As ``TaskStore.renew``."""
         self._reach()
         if heartbeat is not None:
             self._beats[worker] = (replace(heartbeat, seen_at_s=self.now_s), self.now_s + lease_s)
-        lost = []
+        lost: list[str] = []
+        stopping: dict[str, bool] = {}
         for task_id, token, claimant in running:
             kept = self._kept.get(task_id)
             if kept and kept.record.state == State.PROCESSING and kept.record.token == token:
                 kept.record = replace(kept.record, held_until_s=self.now_s + lease_s)
+                if kept.record.cancel_asked:
+                    stopping[task_id] = kept.record.cancel_asked == "terminate"
                 continue
             if kept is None:
                 claimant = claimant or Claimant(task_id, "", "", "")
@@ -253,7 +268,7 @@ class FakeTaskStore(FakeLedger):
                 hop=max(kept.record.hop, claimant.hop if claimant else 0),
                 due_at_s=None,
             )
-        return lost
+        return Renewal(lost, stopping)
 
     def finish(
         self,
@@ -313,6 +328,12 @@ class FakeTaskStore(FakeLedger):
                 return Finish.MISSING
             made = blank(task_id, name=name, tier=tier, tier_first=tier, lane="", generation=generation or 0)
             kept = self._keep(replace(made, attempts=0 if token is None else 1))
+        if kept is not None and state == State.RETRYING and kept.record.cancel_asked:
+            kept.record = replace(
+                kept.record, token=token or kept.record.token, failures=kept.record.failures + (token is not None)
+            )
+            self._end_cancelled(kept)
+            return Finish.WRITTEN
         if kept is not None and state:
             is_own = token is not None and kept.record.token == token
             is_failure = state in (State.FAILED, State.RETRYING)
@@ -400,9 +421,6 @@ class FakeTaskStore(FakeLedger):
         """As ``TaskStore.stale_writes``."""
         self._reach()
         return self._stale
-
-    def _is_held(self, record: TaskRecord) -> bool:
-        return record.state == State.PROCESSING and (record.held_until_s or 0.0) > self.now_s
 
     def _fail_crashed(self, kept: Kept, record: TaskRecord) -> None:
         message = f"The worker process ended without a report, {record.crashes} times."

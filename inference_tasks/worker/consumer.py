@@ -31,6 +31,7 @@ from inference_tasks.worker.processes import Processes
 from inference_tasks.worker.slots import SlotPool, Slots
 from inference_tasks.worker.source import NoSource
 from inference_tasks.worker.steps import TierConsumer
+from inference_tasks.worker.stopping import Stopper
 from inference_tasks.worker.tally import Tally
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class InferenceConsumer(seam.Consumer):
             self.inference.load_models()
         super().__init__(self._request, *args, pool=wrapped, **kwargs)  # type: ignore[misc]
         self._processes = Processes(pool) if self._pool_kind == "prefork" else None
+        stopper = Stopper(slots, pool, can_kill=self._processes is not None)
         self._leases = Leases(
             self.inference.new_store(),
             worker=self.hostname,
@@ -129,6 +131,7 @@ class InferenceConsumer(seam.Consumer):
             claimed=self._claimed,
             beat=self._beat,
             on_state=lambda reachable: self._mailbox.post(partial(self._state_seen, reachable)),
+            on_stopping=lambda stopping: self._mailbox.post(partial(stopper.asked, stopping)),
         )
 
     # -- slots ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from celery.exceptions import (
 from inference_tasks.broker.embedded_server import is_embedded
 from inference_tasks.errors import PermanentError, StateUnavailableError
 from inference_tasks.retries import ENDING, EXHAUSTED
+from inference_tasks.runs import CANCELLED
 from inference_tasks.state.records import Finish, State, TaskError
 from inference_tasks.worker import seam
 from inference_tasks.worker.copies import RETRY_S, Mover, let_go
@@ -147,12 +148,12 @@ class Endings:
         counts = (record.attempts, record.failures, record.crashes)
         self._undertaker.bury(message, key, Death(reason, _said(error), intake.id, intake.name, error, *counts))
 
-    def expired(self, message: Delivery) -> None:
-        """Let the chord of a task that was not started in time count it."""
+    def revoked(self, message: Delivery, why: str) -> None:
+        """Let the chord of a task that was cancelled, or not started in time, count it."""
         context = _context(message)
         if context is not None and context.chord:
             backend = _backend(self._app, message)
-            backend.mark_as_revoked(context.id, TaskRevokedError("expired"), request=context, store_result=False)
+            backend.mark_as_revoked(context.id, TaskRevokedError(why), request=context, store_result=False)
 
     def met_claim(self, message: Delivery, key: QueueKey, claim: Claim) -> bool:
         """Park a message whose task is held by a live claim; false where it is to wait in the worker."""
@@ -187,7 +188,11 @@ class Endings:
         if isinstance(error, Reject) and getattr(error, "requeue", False):
             return partial(self._mailbox.post, partial(self._requeue, ticket))
         if isinstance(error, Ignore):
-            is_replaced = bool(error.args) and error.args[0] == _REPLACED
+            said = error.args[0] if error.args else None
+            if said == CANCELLED:
+                seam.tell_revoked(ticket.intake.id)
+                return partial(self._mailbox.post, partial(let_go, ticket.message))
+            is_replaced = said == _REPLACED
             return partial(self._mailbox.post, partial(self._ignored, ticket, is_replaced))
         return partial(self._undertaker.bury, ticket.message, ticket.key, self._death(ticket, error))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from inference_tasks.errors import StateUnavailableError
 
 if TYPE_CHECKING:
-    from inference_tasks.state.records import Claimant, WorkerBeat
+    from inference_tasks.state.records import Claimant, Renewal, WorkerBeat
 
 __all__ = ["Leases", "Renewals"]
 
@@ -26,14 +26,15 @@ class Renewals(Protocol):
         worker: str,
         lease_s: float,
         heartbeat: WorkerBeat | None = None,
-    ) -> list[str]: ...
+    ) -> Renewal: ...
 
 
 class Leases(threading.Thread):
     """Renews all claims in one round trip, three times per lease.
 
     A thread of its own: neither a long hand-over nor a task of the solo pool, which blocks the main thread, may end a
-    lease. ``on_state`` tells each time whether the state could be reached.
+    lease. ``on_state`` tells each time whether the state could be reached; ``on_stopping`` is told which tasks are
+    asked to stop, and whether they are to be terminated, as long as they run.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Leases(threading.Thread):
         claimed: Callable[[], Sequence[tuple[str, int, Claimant]]],
         beat: Callable[[], WorkerBeat],
         on_state: Callable[[bool], None],
+        on_stopping: Callable[[Mapping[str, bool]], None],
         interval_s: float | None = None,
     ) -> None:
         super().__init__(name="inference-leases", daemon=True)
@@ -54,6 +56,7 @@ class Leases(threading.Thread):
         self._claimed = claimed
         self._beat = beat
         self._on_state = on_state
+        self._on_stopping = on_stopping
         self._interval_s = interval_s or min(lease_s / 3, 2.0)
         self._stop_event = threading.Event()
         self._hurry = threading.Event()
@@ -63,7 +66,7 @@ class Leases(threading.Thread):
         lost_before: set[str] = set()
         while not self._stop_event.is_set():
             try:
-                lost = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
+                lost, stopping = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
             except StateUnavailableError as exc:
                 if reachable:
                     logger.warning("cannot renew the claims of running tasks: %s", exc)
@@ -80,6 +83,8 @@ class Leases(threading.Thread):
                 lost_before = set(lost)
                 if lost_twice:
                     logger.warning("another worker holds %s now; results from here are refused", ", ".join(lost_twice))
+                if stopping:
+                    self._on_stopping(stopping)
             self._on_state(reachable)
             self._hurry.wait(self._interval_s if reachable else min(1.0, self._interval_s))
             self._hurry.clear()

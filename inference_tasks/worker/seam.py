@@ -50,8 +50,11 @@ __all__ = [
     "read_by_hand",
     "read_frame",
     "ready_processes",
+    "revoke_here",
     "settled",
     "stop_worker",
+    "tell_revoked",
+    "terminate",
     "unaccepted",
     "ungated",
     "wake_pair",
@@ -292,6 +295,27 @@ def settled(callback: object) -> None:
 def stop_worker(exit_code: int) -> None:
     """Have the worker end in order, with this exit status."""
     worker_state.should_stop = exit_code  # type: ignore[assignment]
+
+
+def terminate(task_id: str, pool: Any) -> bool:
+    """Kill the process that runs a task, and record the task as revoked; false if the task does not run here."""
+    request = worker_state.requests.get(task_id)
+    if request is None:
+        return False
+    request.terminate(pool, signal="SIGKILL")
+    return True
+
+
+def revoke_here(task_id: str) -> None:
+    """Have this worker skip a task when it comes to the pool, as Celery's own ``revoke`` has."""
+    worker_state.revoked.add(task_id)
+
+
+def tell_revoked(task_id: str) -> None:
+    """Tell monitors of a running task that it has ended as cancelled."""
+    request = worker_state.requests.get(task_id)
+    if request is not None:
+        request.send_event("task-revoked", terminated=False, signum=None, expired=False)
 
 
 def is_lost_child(info: object) -> bool:

@@ -78,7 +78,7 @@ def test_empty_batches_do_nothing(harness: StoreHarness) -> None:
     assert harness.store.submit([]) == []
     assert harness.store.claim([], "w1", LEASE_S) == []
     assert harness.store.retract([], "n1") == 0
-    assert harness.store.renew([], "w1", LEASE_S) == []
+    assert harness.store.renew([], "w1", LEASE_S) == ([], {})
     assert harness.store.get_many([]) == []
     harness.store.release([])
 
@@ -273,7 +273,7 @@ def test_renewing_keeps_a_claim(harness: StoreHarness) -> None:
     task, token = started(harness)
     for _ in range(3):
         harness.advance(LEASE_S * 0.8)
-        assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == []
+        assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S).lost == []
     assert harness.store.claim([message(task)], "w2", LEASE_S)[0].verdict == Verdict.HELD
 
 
@@ -285,7 +285,7 @@ def test_a_claim_is_lost_once_another_worker_holds_or_ends_the_task(harness: Sto
     harness.store.finish(ended.id, token, 0, "success")
     kept, good = started(harness)
     running = [(taken.id, old, message(taken)), (kept.id, good, message(kept)), (ended.id, token, message(ended))]
-    assert harness.store.renew(running, "w1", LEASE_S) == [taken.id, ended.id]
+    assert harness.store.renew(running, "w1", LEASE_S).lost == [taken.id, ended.id]
 
 
 def test_renewing_makes_a_lost_record_again(harness: StoreHarness) -> None:
@@ -299,7 +299,7 @@ def test_renewing_makes_a_lost_record_again(harness: StoreHarness) -> None:
         (resubmitted.id, second, message(resubmitted)),
         (unnamed.id, third, None),
     ]
-    assert harness.store.renew(running, "w1", LEASE_S) == []
+    assert harness.store.renew(running, "w1", LEASE_S).lost == []
     for task, token in ((lost, first), (resubmitted, second), (unnamed, third)):
         record = harness.store.get(task.id)
         assert (record.state, record.token, record.worker, record.attempts) == ("processing", token, "w1", 1)
@@ -310,12 +310,12 @@ def test_a_claim_that_was_taken_over_after_a_loss_is_not_taken_back(harness: Sto
     task, token = started(harness)
     harness.lose_all()
     harness.store.claim([message(task)], "w2", LEASE_S)
-    assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == [task.id]
+    assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S).lost == [task.id]
 
 
 def test_not_even_a_higher_token_takes_a_live_lease(harness: StoreHarness) -> None:
     task, token = started(harness)
-    assert harness.store.renew([(task.id, token + 10**9, message(task))], "w2", LEASE_S) == [task.id]
+    assert harness.store.renew([(task.id, token + 10**9, message(task))], "w2", LEASE_S).lost == [task.id]
     assert harness.store.get(task.id).worker == "w1"
 
 

@@ -22,6 +22,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.worker import WorkController
+from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request
@@ -354,3 +355,27 @@ def test_a_wake_up_never_blocks() -> None:
     finally:
         reader.close()
         writer.close()
+
+
+def test_a_request_under_way_is_known_by_its_id_and_can_be_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[object, object]] = []
+    told: list[tuple[str, dict[str, object]]] = []
+    request = SimpleNamespace(
+        terminate=lambda pool, signal: ended.append((pool, signal)),
+        send_event=lambda kind, **fields: told.append((kind, fields)),
+    )
+    monkeypatch.setitem(worker_state.requests, "known", request)
+    assert seam.terminate("known", "pool")
+    assert not seam.terminate("unknown", "pool")
+    seam.tell_revoked("known")
+    seam.tell_revoked("unknown")
+    assert ended == [("pool", "SIGKILL")]
+    assert told == [("task-revoked", {"terminated": False, "signum": None, "expired": False})]
+    assert list(inspect.signature(Request.terminate).parameters) == ["self", "pool", "signal"]
+
+
+def test_what_is_revoked_here_is_skipped_by_celery() -> None:
+    seam.revoke_here("unwanted")
+    assert "unwanted" in worker_state.revoked
+    worker_state.revoked.discard("unwanted")
+    assert "self.id in revoked_tasks" in inspect.getsource(Request.revoked)

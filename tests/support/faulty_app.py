@@ -18,7 +18,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from inference_tasks import InferenceApp
 from inference_tasks.signals import slot_freed, slot_taken
-from tests.support import failing_tasks, history, tier_app
+from tests.support import failing_tasks, history, tier_app, watching_tasks
 from tests.support.tier_app import OPTIONS_VARIABLE, TIERS
 
 LOAD_VARIABLE = "INFERENCE_TEST_LOAD_S"
@@ -39,6 +39,7 @@ def make_app(options: Mapping[str, Any]) -> InferenceApp:
     app.inference(tier="realtime", name="add.realtime")(_add)
     app.inference(tier="batch", name="total")(_total)
     failing_tasks.add_to(app)
+    watching_tasks.add_to(app)
 
     @app.model
     def weights() -> int:

@@ -29,7 +29,7 @@ from inference_tasks import (
 from inference_tasks.app import inference_of
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, TooLarge, Unavailable, Unknown
 from inference_tasks.client import Client
-from inference_tasks.state.records import Claimant, State
+from inference_tasks.state.records import Cancellation, Claimant, State
 from inference_tasks.submission import Herald
 from inference_tasks.testing.store import FakeTaskStore
 
@@ -74,6 +74,9 @@ class Shelf:
 
     def result(self, task_id: str) -> object:
         return self.results[task_id]
+
+    def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation:
+        return self.store.cancel([(task_id, nonce)], terminate=terminate)[0]
 
 
 @pytest.fixture

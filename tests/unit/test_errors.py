@@ -32,6 +32,7 @@ EXAMPLES: list[errors.InferenceError] = [
     errors.TemporaryError("later"),
     errors.RetryAfter(3, "later"),
     errors.PermanentError("never"),
+    errors.TaskCancelledError("nobody waits"),
 ]
 
 

@@ -12,7 +12,8 @@
 --            any other verdict, attempts, tier_first, token, held_until_s, worker (both empty unless held)
 -- Atomic over the whole batch; of two messages of one task in a batch the second finds the first's claim. A missing
 -- record is made from the message. A claim over an ended lease counts a crash. token = max(previous + 1, server time
--- in microseconds), so it grows even when Redis has forgotten the previous one. A message with fewer hops than the
+-- in microseconds), so it grows even when Redis has forgotten the previous one. A task that was asked to stop is not run
+-- again. A message with fewer hops than the
 -- record is superseded whatever the state; one with more says that the mark of its copying is missing, and is believed.
 
 local now, now_us = clock()
@@ -56,7 +57,7 @@ local function claim(key, text)
   local generation_text, tier, lane, crash_limit, hop_text, rest = match(text,
     '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31()')
   local record = call('HMGET', key, 'state', 'generation', 'token', 'attempts', 'held_until_s', 'tier_first',
-    'submitted_at_s', 'expires_at_s', 'tier', 'lane', 'hop')
+    'submitted_at_s', 'expires_at_s', 'tier', 'lane', 'hop', 'cancel')
   local state, token, attempts = record[1], record[3], record[4]
   local before, id, is_known = state, id_of(key), state
   if not is_known then
@@ -101,11 +102,17 @@ local function claim(key, text)
     local _, _, _, _, expires = described(text, rest)
     record[8] = expires
     call('HSET', key, 'generation', generation_text, 'failures', 0, 'crashes', 0, 'expires_at_s', expires)
-    call('HDEL', key, 'finished_at_s', 'error_type', 'error_message', 'dead')
+    call('HDEL', key, 'finished_at_s', 'error_type', 'error_message', 'dead', 'cancel')
     call('EXPIRE', key, ARGV[4])
     call('DEL', result_key(key))
   elseif state == 'processing' then
     local crashes = (number(call('HGET', key, 'crashes')) or 0) + 1
+    if record[12] then
+      call('HSET', key, 'hop', hop_text, 'crashes', crashes)
+      end_cancelled(key, ARGV[5], id, now)
+      moved(tier_first, before, 'cancelled')
+      return refuse(key, 'cancelled', attempts, tier_first, token)
+    end
     if crashes >= (number(crash_limit) or default_limit) then
       call('HSET', key, 'hop', hop_text)
       fail_crashed(key, ARGV[5], id, crashes, now)
@@ -125,6 +132,7 @@ local function claim(key, text)
     call('HSET', key, 'state', 'expired', 'finished_at_s', now_text)
     call('HDEL', key, 'held_until_s')
     call('EXPIRE', key, ARGV[5])
+    clear(key)
     announce(key, ARGV[5], id, 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'expired')
     moved(tier_first, before, 'expired')
     return refuse(key, 'expired', attempts, tier_first, token)

@@ -21,6 +21,7 @@ for i = 3, #KEYS do
     redis.call('HSET', key, 'state', 'dropped', 'finished_at_s', now, 'error_type', 'dropped', 'error_message', ARGV[3])
     redis.call('HDEL', key, 'due_at_s')
     redis.call('EXPIRE', key, ARGV[2])
+    clear(key)
     announce(key, ARGV[2], id, 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'dropped: ' .. ARGV[3])
     moved(record[7], state, 'dropped')
     ended = ended + 1

@@ -9,12 +9,14 @@
 -- ARGV[11] task name   ARGV[12] tier: for a record that has to be made   ARGV[13] 1 if it may be made
 -- ARGV[14] with state retrying: when the parked message is due, unix seconds; empty if none is parked
 -- Returns  written | repeated | ended | stale | held | missing; all but the first change nothing
--- Atomic. End states absorb; an older token or generation is refused and counted.
+-- Atomic. End states absorb; an older token or generation is refused and counted. A task that was asked to stop is not
+-- tried again: it ends as cancelled.
 
 local key, result_key = KEYS[3], KEYS[4]
 local token, generation, state = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local is_stopped = false
 local record = redis.call('HMGET', key, 'state', 'token', 'generation', 'held_until_s', 'failures', 'tier_first', 'tier',
-  'lane', 'hop')
+  'lane', 'hop', 'cancel')
 local known = record[1]
 local now = clock()
 
@@ -46,6 +48,10 @@ elseif state ~= '' then
   redis.call('HSET', key, 'name', ARGV[11], 'tier', ARGV[12], 'tier_first', ARGV[12], 'lane', '',
     'generation', generation or 0, 'attempts', token and 1 or 0)
   record[6], record[7], record[8] = ARGV[12], ARGV[12], ''
+end
+
+if state == 'retrying' and record[10] then
+  state, is_stopped = 'cancelled', true
 end
 
 if state ~= '' then
@@ -87,7 +93,14 @@ if state ~= '' then
   redis.call('HSET', key, unpack(change))
   redis.call('HDEL', key, 'held_until_s')
   redis.call('EXPIRE', key, END[state] and ARGV[10] or ARGV[9])
+  if END[state] then clear(key) end
   settle()
+end
+
+if is_stopped then
+  redis.call('HINCRBY', key, 'failures', token and 1 or 0)
+  announce(key, ARGV[10], id_of(key), 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'cancelled')
+  return 'written'
 end
 
 local meta = ARGV[7]

@@ -83,6 +83,32 @@ local function settle()
   for key, list in pairs(arrivals) do in_pieces('ZADD', key, list) end
 end
 
+-- Takes a holder out; whether others are left.
+local function is_held_by_others(task_key, nonce)
+  local holders = holders_key(task_key)
+  redis.call('HDEL', holders, nonce)
+  return redis.call('EXISTS', holders) == 1
+end
+
+local RANK = { realtime = 3, batch = 2, offline = 1 }
+
+-- Gives a task what its holders want together: the latest of their deadlines, none if one of them has none, and the
+-- highest of their tiers. Each is kept as tier|deadline.
+local function weigh(task_key)
+  local latest, highest = 0, ''
+  local held = redis.call('HVALS', holders_key(task_key))
+  for i = 1, #held do
+    local tier, expires = string.match(held[i], '^([^|]*)|(.*)$')
+    if expires == '' then
+      latest = nil
+    elseif latest and tonumber(expires) > latest then
+      latest = tonumber(expires)
+    end
+    if (RANK[tier] or 0) > (RANK[highest] or 0) then highest = tier end
+  end
+  redis.call('HSET', task_key, 'expires_at_s', latest and moment(latest) or '', 'tier_wanted', highest)
+end
+
 -- Takes a letter out of the index of the dead; returns the first tier and the kind that it is counted under, an empty
 -- kind where it is not counted, nil where there is none.
 local function unearth(dead_key, letters_key, id)

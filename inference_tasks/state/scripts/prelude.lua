@@ -32,11 +32,26 @@ local function announce(task_key, ttl_s, id, status, exc_module, exc_type, messa
   redis.call('PUBLISH', key, meta)
 end
 
+-- Who holds a task that several submits share, by their nonces; in the same hash slot.
+local function holders_key(task_key) return string.sub(task_key, 1, -5) .. 'holders' end
+
+-- What is kept beside a record only while its task has not ended.
+local function clear(task_key) redis.call('DEL', holders_key(task_key)) end
+
+local function end_cancelled(task_key, ttl_s, id, now)
+  redis.call('HSET', task_key, 'state', 'cancelled', 'finished_at_s', moment(now))
+  redis.call('HDEL', task_key, 'held_until_s', 'due_at_s', 'error_type', 'error_message')
+  redis.call('EXPIRE', task_key, ttl_s)
+  clear(task_key)
+  announce(task_key, ttl_s, id, 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'cancelled')
+end
+
 local function fail_crashed(task_key, ttl_s, id, crashes, now)
   local message = 'The worker process ended without a report, ' .. crashes .. ' times.'
   redis.call('HSET', task_key, 'state', 'failed', 'crashes', crashes, 'finished_at_s', moment(now),
     'error_type', 'WorkerLostError', 'error_message', message)
   redis.call('HDEL', task_key, 'held_until_s')
   redis.call('EXPIRE', task_key, ttl_s)
+  clear(task_key)
   announce(task_key, ttl_s, id, 'FAILURE', 'billiard.exceptions', 'WorkerLostError', message)
 end

@@ -4,23 +4,25 @@
 -- ARGV[2]  worker   ARGV[3] lease, seconds   ARGV[4] lifetime of an unfinished record, seconds
 -- ARGV[5]  heartbeat (JSON), empty for none
 -- ARGV[6…] two per task: token; the message's fields as claim.lua takes them
--- Returns  the positions (from 1) of the tasks whose claim is lost, apart by \30
+-- Returns  the positions (from 1) of the tasks whose claim is lost, apart by \30; then, after a \31, those of the tasks
+--          that are asked to stop, with a ! behind those that are to be terminated
 -- Atomic over the whole batch. A record that is missing, or was made anew by a submit since, is taken up again.
 
 local now = clock()
 local worker, lease_s = ARGV[2], ARGV[3]
 local held_until = moment(now + lease_s)
-local lost = {}
+local lost, stopping = {}, {}
 
 for i = 1, #KEYS - 4 do
   local key, token = KEYS[i + 4], ARGV[4 + 2 * i]
   local record = redis.call('HMGET', key, 'state', 'token', 'attempts', 'held_until_s', 'tier_first', 'tier', 'lane',
-    'hop')
+    'hop', 'cancel')
   local state = record[1]
   local known_token = tonumber(record[2]) or 0
   local is_held = state == 'processing' and (tonumber(record[4]) or 0) > now
   if state == 'processing' and record[2] == token then
     redis.call('HSET', key, 'held_until_s', held_until)
+    if record[9] then stopping[#stopping + 1] = record[9] == 'terminate' and i .. '!' or i end
   elseif not state or (not END[state] and not is_held and known_token < tonumber(token)) then
     local generation, tier, lane, crash_limit, hop, rest = string.match(ARGV[5 + 2 * i],
       '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31()')
@@ -55,4 +57,4 @@ if ARGV[5] ~= '' then
   redis.call('EXPIRE', KEYS[3], math.ceil(10 * lease_s))
 end
 settle()
-return table.concat(lost, RECORD)
+return table.concat(lost, RECORD) .. FIELD .. table.concat(stopping, RECORD)

@@ -37,7 +37,7 @@ end
 
 if state == 'failed' and known < generation then
   if record[5] then count(record[3], 'dead:' .. record[5], -1) end
-  redis.call('HDEL', key, 'finished_at_s', 'expires_at_s', 'error_type', 'error_message', 'dead')
+  redis.call('HDEL', key, 'finished_at_s', 'expires_at_s', 'error_type', 'error_message', 'dead', 'cancel')
   redis.call('DEL', result_key(key))
   moved(record[3], 'failed', 'pending')
   return begin(record[4])

@@ -171,7 +171,7 @@ class Bench:
     def bury(self, message: Message, key: QueueKey, unfit: Unfit) -> None:
         self.buried.append(unfit)
 
-    def expired(self, message: Message) -> None:
+    def revoked(self, message: Message, why: str) -> None:
         self.expirations.append(message.id)
 
     def crashed(self, message: Message, key: QueueKey, intake: Intake) -> None:

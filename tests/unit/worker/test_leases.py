@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from inference_tasks.errors import StateUnavailableError
-from inference_tasks.state.records import Claimant, WorkerBeat
+from inference_tasks.state.records import Claimant, Renewal, WorkerBeat
 from inference_tasks.worker.leases import Leases
 
 CLAIMS = [("a", 7, Claimant("a", "t", "batch", "fresh")), ("b", 8, Claimant("b", "t", "batch", "fresh"))]
@@ -21,7 +21,7 @@ class Store:
     """Answers each renewal with the next of `answers`, then with an empty list; `reached` is one permit per call."""
 
     def __init__(self) -> None:
-        self.answers: deque[list[str] | Exception] = deque()
+        self.answers: deque[list[str] | Renewal | Exception] = deque()
         self.calls: list[tuple[object, ...]] = []
         self.reached = threading.Semaphore(0)
 
@@ -31,13 +31,13 @@ class Store:
         worker: str,
         lease_s: float,
         heartbeat: WorkerBeat | None = None,
-    ) -> list[str]:
+    ) -> Renewal:
         self.calls.append((list(running), worker, lease_s, heartbeat))
-        answer = self.answers.popleft() if self.answers else []
+        answer = self.answers.popleft() if self.answers else Renewal([], {})
         try:
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return answer if isinstance(answer, Renewal) else Renewal(answer, {})
         finally:
             self.reached.release()
 
@@ -57,7 +57,12 @@ def seen() -> list[bool]:
 
 
 @pytest.fixture
-def leases(store: Store, seen: list[bool]) -> Iterator[Leases]:
+def asked() -> list[Mapping[str, bool]]:
+    return []
+
+
+@pytest.fixture
+def leases(store: Store, seen: list[bool], asked: list[Mapping[str, bool]]) -> Iterator[Leases]:
     made = Leases(
         store,
         worker="w",
@@ -65,6 +70,7 @@ def leases(store: Store, seen: list[bool]) -> Iterator[Leases]:
         claimed=lambda: CLAIMS,
         beat=lambda: BEAT,
         on_state=seen.append,
+        on_stopping=asked.append,
         interval_s=0.01,
     )
     yield made
@@ -107,9 +113,23 @@ def test_a_claim_that_another_holds_is_told_once_it_is_sure(
     assert told == ["another worker holds b now; results from here are refused"]
 
 
+def test_it_tells_which_tasks_are_asked_to_stop(leases: Leases, store: Store, asked: list[Mapping[str, bool]]) -> None:
+    store.answers.extend([Renewal(["b"], {"a": False}), [], Renewal([], {"a": True})])
+    leases.start()
+    store.wait(5)
+    assert asked == [{"a": False}, {"a": True}]
+
+
 def test_hurry_renews_at_once_and_stop_ends_the_wait(store: Store) -> None:
     slow = Leases(
-        store, worker="w", lease_s=3600, claimed=list, beat=lambda: BEAT, on_state=lambda _: None, interval_s=3600
+        store,
+        worker="w",
+        lease_s=3600,
+        claimed=list,
+        beat=lambda: BEAT,
+        on_state=lambda _: None,
+        on_stopping=lambda _: None,
+        interval_s=3600,
     )
     slow.start()
     store.wait(1)
@@ -124,5 +144,13 @@ def test_hurry_renews_at_once_and_stop_ends_the_wait(store: Store) -> None:
 def test_a_lease_is_renewed_three_times_within_it_and_the_heartbeat_every_two_seconds(
     store: Store, lease_s: float, interval_s: float
 ) -> None:
-    made = Leases(store, worker="w", lease_s=lease_s, claimed=list, beat=lambda: BEAT, on_state=lambda _: None)
+    made = Leases(
+        store,
+        worker="w",
+        lease_s=lease_s,
+        claimed=list,
+        beat=lambda: BEAT,
+        on_state=lambda _: None,
+        on_stopping=lambda _: None,
+    )
     assert made._interval_s == pytest.approx(interval_s)
