@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from celery.utils import uuid
@@ -150,6 +150,9 @@ class Gateway:
         record = (await self.store.get_many([task_id]))[0]
         if record is None or not key.may_see(record.tenant):
             raise TaskNotFoundError(task_id)
+        if record.state == State.RETRYING and record.due_at_s is not None and record.due_at_s <= time.time():
+            # The broker has let it go, and writes nothing down.
+            return replace(record, state=State.PENDING)
         return record
 
     async def document(self, record: TaskRecord) -> str | None:
