@@ -57,6 +57,10 @@ def broker(
     made.close()
 
 
+# So long that a queue which gets no more messages is not empty before the next attempt to change it has started.
+NAP_S = 0.05
+
+
 class Load:
     """A client that submits tasks to one tier, faster than one slot runs them, until it is stopped."""
 
@@ -73,12 +77,12 @@ class Load:
         while not self._ended.is_set():
             number += 1
             try:
-                self.accepted[self._step.submit(number, 0.03).id] = number
+                self.accepted[self._step.submit(number, NAP_S).id] = number
             except QueueFullError as error:
                 self.refused.append(error.task_id or "")
             except BrokerUnavailableError as error:
                 self.errors.append(error)
-            self._ended.wait(0.004)
+            self._ended.wait(0.6 * NAP_S)
 
     def __enter__(self) -> Load:
         self._thread.start()
@@ -140,7 +144,7 @@ def test_under_load_and_through_kills_at_every_step_each_accepted_task_ends_once
         until(lambda: len(load.accepted) > settled + 50, "work goes on")
         load.stop()
         ids = list(load.accepted)
-        until(lambda: succeeded(app, ids), f"all {len(ids)} succeed", timeout_s=60)
+        until(lambda: succeeded(app, ids), f"all {len(ids)} succeed", timeout_s=120)
     assert load.errors == []
     assert history.counts("end", "number") == dict.fromkeys(load.accepted.values(), 1)
     for task_id in load.refused:
