@@ -34,6 +34,7 @@ from inference_routing.topology import (
     DEAD,
     DROPPED,
     MAINTENANCE,
+    WAITING,
     BindingSpec,
     Difference,
     ExchangeSpec,
@@ -69,7 +70,7 @@ _STAND_IN_LANES = {FRESH: RETURNED, RETURNED: AGED, AGED: RETURNED}
 
 # Queues of one round are replaced together, because each waits for what workers hold; no queue is in one round with its
 # stand-in.
-_ROUNDS = ((FRESH, DEAD, DROPPED, MAINTENANCE), (RETURNED,), (AGED,))
+_ROUNDS = ((FRESH, DEAD, DROPPED, WAITING, MAINTENANCE), (RETURNED,), (AGED,))
 
 _TEXTS: Mapping[Step, str] = {
     "created": "was missing and is declared",

@@ -15,6 +15,9 @@ DEAD: Final = "dead"
 DROPPED: Final = "dropped"
 """Lane of the queue that takes what full ``drop-head`` queues drop, so that it can be told; it belongs to no tier."""
 
+WAITING: Final = "waiting"
+"""Lane of the queue in which messages of tasks that wait for other tasks arrive to be looked at, time and again."""
+
 MAINTENANCE: Final = "maintenance"
 """Lane of the queue of the maintenance worker's own tasks, which belongs to no tier: never stuck behind the tiers."""
 
@@ -74,7 +77,7 @@ class QueueSpec:
         durable: Always true: no work of ours lives in a queue that a restart of the broker empties.
         arguments: ``{argument: value}`` as declared; treat it as read-only.
         lane: ``fresh``, ``returned``, ``aged``, or that of a queue without a tier.
-        tier: Tier that the queue's work is charged to; None for `DEAD`, `DROPPED`, `MAINTENANCE` and `DELAY`.
+        tier: Tier that the queue's work is charged to; None for the lanes that belong to no tier.
     """
 
     name: str
@@ -173,6 +176,11 @@ class Topology:
         return self._without_tier(DROPPED)
 
     @property
+    def waiting(self) -> QueueSpec:
+        """Where messages of tasks that wait for other tasks arrive, each time that their delay is over."""
+        return self._without_tier(WAITING)
+
+    @property
     def maintenance(self) -> QueueSpec:
         """The queue of the maintenance worker."""
         return self._without_tier(MAINTENANCE)
@@ -252,7 +260,7 @@ def build_topology(
     dead_type: QueueType = "quorum" if "quorum" in types.values() else "classic"
     queues.extend(
         QueueSpec(f"{namespace}.{lane}", True, _arguments_of_type(dead_type), lane, None)
-        for lane in (DEAD, DROPPED, MAINTENANCE)
+        for lane in (DEAD, DROPPED, WAITING, MAINTENANCE)
     )
     return Topology(
         exchange=ExchangeSpec(namespace),

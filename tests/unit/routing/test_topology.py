@@ -50,11 +50,12 @@ def test_every_tier_has_its_three_lanes_and_all_share_one_dead_letter_queue() ->
         "inference.realtime", "inference.realtime.returned", "inference.realtime.aged",
         "inference.batch", "inference.batch.returned", "inference.batch.aged",
         "inference.offline", "inference.offline.returned", "inference.offline.aged",
-        "inference.dead", "inference.dropped", "inference.maintenance",
+        "inference.dead", "inference.dropped", "inference.waiting", "inference.maintenance",
     ]  # fmt: skip
     assert (topology.exchange.name, topology.exchange.type, topology.exchange.durable) == ("inference", "topic", True)
     assert topology.dead.name == "inference.dead"
     assert topology.dropped.name == "inference.dropped"
+    assert topology.waiting.name == "inference.waiting"
     assert topology.maintenance.name == "inference.maintenance"
     assert topology.queue("batch").name == "inference.batch"
     with pytest.raises(KeyError):
@@ -93,7 +94,7 @@ def test_only_what_a_drop_head_queue_drops_goes_elsewhere_than_to_the_dead_lette
     policy = replace(policy, tiers=(*policy.tiers[:2], replace(policy.tiers[2], overflow="drop-head")))
     keys = {queue.name: queue.arguments.get("x-dead-letter-routing-key") for queue in build_topology(policy).queues}
     assert keys.pop("inference.offline") == "inference.dropped"
-    assert {keys.pop(name) for name in ("inference.dead", "inference.dropped", "inference.maintenance")} == {None}
+    assert {keys.pop(f"inference.{name}") for name in ("dead", "dropped", "waiting", "maintenance")} == {None}
     assert set(keys.values()) == {"inference.dead"}
 
 
