@@ -14,6 +14,7 @@ from kombu import Connection
 
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
+from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.cli.diagnosis.state import examine_state
 from inference_tasks.schedule import ACCOUNT, PROMOTE, RECONCILE
 from inference_tasks.state import keys
@@ -179,8 +180,11 @@ def test_the_embedded_broker_does_not_age(tmp_path: Path) -> None:
         env={**mine, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])},
         directory=tmp_path,
     )
-    with process:
-        assert process.wait() == 7
+    try:
+        with process:
+            assert process.wait() == 7
+    finally:
+        EmbeddedServer(tmp_path / ".inference").stop()
     assert "need RabbitMQ" in process.log
 
 
