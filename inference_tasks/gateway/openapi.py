@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from inference_tasks.gateway.problems import MEDIA_TYPE, problem_type
 
-__all__ = ["DESCRIPTION", "described", "headers_of", "problems_of"]
+__all__ = ["DESCRIPTION", "TERMINATE", "described", "headers_of", "problems_of"]
 
 DESCRIPTION = """\
 Submit inference tasks of three service classes (tiers) and learn what becomes of them.
@@ -36,6 +36,7 @@ _MEANING = {
     401: ("An API key is needed.", "unauthorized"),
     403: ("The key may not do this.", "tier-not-allowed"),
     404: ("There is no such task.", "unknown-task"),
+    409: ("The task has ended.", "ended"),
     413: ("The body is too large.", "too-large"),
     415: ("The body must be JSON.", "unsupported-media-type"),
     422: ("The request, or the task's arguments, cannot be meant.", "invalid-arguments"),
@@ -66,6 +67,15 @@ _PARAMETERS: Mapping[str, dict[str, Any]] = {
         "description": "The last event that was seen; what has not changed since is not told again.",
         "schema": {"type": "string"},
     },
+}
+
+
+TERMINATE: Mapping[str, Any] = {
+    "name": "terminate",
+    "in": "query",
+    "required": False,
+    "description": "Whether the process that runs it is ended, not only asked.",
+    "schema": {"type": "boolean", "default": False},
 }
 
 

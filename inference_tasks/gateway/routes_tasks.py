@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from inference_tasks.errors import CallerError
 from inference_tasks.gateway.documents import TaskBody, as_json, read_submit, submit_schema, task_body
 from inference_tasks.gateway.events import EVENTS_HEADERS, EVENTS_TYPE, follow
 from inference_tasks.gateway.limits import read_json
-from inference_tasks.gateway.openapi import described, headers_of, problems_of
+from inference_tasks.gateway.openapi import TERMINATE, described, headers_of, problems_of
 from inference_tasks.gateway.prefer import Preferences, preferences
 from inference_tasks.gateway.service import Gateway, Submitted
 from inference_tasks.gateway.waiting import version_of
@@ -34,6 +35,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     },
     204: {"description": "It has ended, and the client has seen that: it need not come back."},
 }
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IDEMPOTENCY_KEY = re.compile(r'"([\x20-\x21\x23-\x5b\x5d-\x7e]{1,255})"|([\x21-\x7e]{1,255})')
 
 
@@ -68,7 +70,13 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
         body = read_submit(await read_json(request, gateway.settings.max_body_bytes))
         preferred = preferences(request.headers.getlist("prefer"))
         wait_s = min(preferred.wait_s or 0.0, gateway.settings.wait_max_s)
-        submitted = await gateway.submit(key, name, body, wait_s=wait_s, idempotency_key=_idempotency_key(request))
+        idempotency_key = _idempotency_key(request)
+        gone = asyncio.create_task(_gone(request)) if wait_s > 0 else None
+        try:
+            submitted = await gateway.submit(key, name, body, wait_s=wait_s, gone=gone, idempotency_key=idempotency_key)
+        finally:
+            if gone is not None:
+                gone.cancel()
         links = _links(request, submitted.id)
         headers = {"Location": links["self"], **_applied(preferred, wait_s)}
         if submitted.record is None:
@@ -98,6 +106,30 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
             headers["Retry-After"] = f"{pause_s:.0f}"
         return Response(as_json(content), 200, headers, JSON)
 
+    @router.delete(
+        "/v1/tasks/{task_id}",
+        status_code=202,
+        response_model=None,
+        name="inference_cancel",
+        tags=["tasks"],
+        summary="Cancel a task",
+        responses=described({202: ("It will not run, or was asked to stop.", TaskBody)})
+        | problems_of(401, 403, 404, 409, 422, 429, 500, 503),
+        openapi_extra={"parameters": [TERMINATE]},
+    )
+    async def cancel(task_id: str, request: Request) -> Response:
+        """Cancel a task, whoever waits for it.
+
+        One that waits never runs after this. One that runs is asked to stop, and with `terminate=true` its process is
+        ended; its state tells when it has stopped.
+        """
+        key = gateway.access.authenticate(request)
+        terminate = _FLAGS.get(request.query_params.get("terminate", "false").lower())
+        if terminate is None:
+            raise CallerError("terminate: expected true or false.")
+        record = await gateway.cancel(key, task_id, terminate=terminate)
+        return Response(as_json(task_body(record, _links(request, record.id), None)), 202, media_type=JSON)
+
     @router.get(
         "/v1/tasks/{task_id}/events",
         response_model=None,
@@ -116,6 +148,12 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
             return Response(status_code=204)
         followed = follow(gateway, key, record, _links(request, record.id), seen)
         return StreamingResponse(followed, 200, EVENTS_HEADERS, EVENTS_TYPE)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left; to be asked once the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _links(request: Request, task_id: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from celery.utils import uuid
 
+from inference_routing.tier import REALTIME
 from inference_tasks.app import Inference
 from inference_tasks.catalogue import find_task
 from inference_tasks.errors import InferenceError, OutcomeUnknownError, StateUnavailableError, TaskNotFoundError
@@ -22,6 +24,7 @@ from inference_tasks.gateway.metrics import Metrics
 from inference_tasks.gateway.problems import ProblemError, problem_of
 from inference_tasks.gateway.readiness import Readiness
 from inference_tasks.gateway.waiting import Waiters, Watch
+from inference_tasks.handles import TaskHandle
 from inference_tasks.routes import choose
 from inference_tasks.state.aio import AsyncTaskStore, async_store
 from inference_tasks.state.records import State, TaskRecord
@@ -107,9 +110,20 @@ class Gateway:
         return task, signature
 
     async def submit(
-        self, key: ApiKey, name: str, body: SubmitBody, *, wait_s: float = 0.0, idempotency_key: str | None = None
+        self,
+        key: ApiKey,
+        name: str,
+        body: SubmitBody,
+        *,
+        wait_s: float = 0.0,
+        gone: asyncio.Future[None] | None = None,
+        idempotency_key: str | None = None,
     ) -> Submitted:
         """Submit one call, and wait for its end if ``wait_s`` says so; it is accepted when this returns.
+
+        Args:
+            gone: done when the client has left. The wait is over then, and a realtime task is given up: nobody else
+                knows its id, unless an idempotency key was given to find it by.
 
         Raises:
             InferenceError, ProblemError: it was not, or perhaps not, accepted.
@@ -131,14 +145,19 @@ class Gateway:
         if idempotency_key is not None:
             options["idempotency_key"] = idempotency_key
         try:
-            accepted_id, record = await self._accepted(key, task, body, options, wait_s)
+            handle, record = await self._accepted(key, task, body, options, wait_s, gone)
         except (InferenceError, ProblemError) as error:
             problem = error if isinstance(error, ProblemError) else problem_of(error)
             reason = str(problem.extensions.get("reason", "")) if problem.status == 429 else ""
             self.metrics.refused(choice.tier, problem.name, reason)
             raise problem from error
         self.metrics.submitted(choice.tier)
-        return Submitted(accepted_id, task.name, choice.tier, record)
+        is_left = gone is not None and gone.done() and record is None
+        if is_left and choice.tier == REALTIME and idempotency_key is None:
+            # Too late, or Redis away: then it runs, as it would have if the client had not asked to wait.
+            with suppress(InferenceError):
+                await handle.cancel_async()
+        return Submitted(handle.id, task.name, choice.tier, record)
 
     async def look_up(self, key: ApiKey, task_id: str) -> TaskRecord:
         """Return the record of a task that this key may see.
@@ -155,6 +174,21 @@ class Gateway:
             return replace(record, state=State.PENDING)
         return record
 
+    async def cancel(self, key: ApiKey, task_id: str, *, terminate: bool) -> TaskRecord:
+        """Cancel a task, whoever waits for it, and return its record.
+
+        Raises:
+            TaskNotFoundError: as ``look_up``.
+            ProblemError: 409, it had ended before.
+        """
+        await self.look_up(key, task_id)
+        is_cancelled = await self.inference.client.cancel_async(task_id, terminate=terminate)
+        record = await self.look_up(key, task_id)
+        if not is_cancelled:
+            said = {"state": record.state}
+            raise ProblemError(409, "ended", "The task has ended", f"It is {record.state}.", extensions=said)
+        return record
+
     async def document(self, record: TaskRecord) -> str | None:
         """Return the result document of a task that has succeeded; None for others."""
         return await self.store.document(record.id) if record.state == State.SUCCESS else None
@@ -166,7 +200,8 @@ class Gateway:
         body: SubmitBody,
         options: dict[str, Any],
         wait_s: float,
-    ) -> tuple[str, TaskRecord | None]:
+        gone: asyncio.Future[None] | None,
+    ) -> tuple[TaskHandle[Any], TaskRecord | None]:
         task_id = uuid()
         chosen = SubmitOptions(task_id=task_id, **options).checked()
         if wait_s <= 0:
@@ -174,23 +209,23 @@ class Gateway:
         until_s = time.monotonic() + wait_s
         # Watched before it is sent, so that its end cannot be missed.
         async with self.waiters.watch(task_id, is_looking=task.ignore_result) as watch:
-            accepted_id = await self._send(key, task, body, chosen, task_id)
-            if accepted_id == task_id:
-                return accepted_id, await self._end_of(task_id, watch, until_s)
+            handle = await self._send(key, task, body, chosen, task_id)
+            if handle.id == task_id:
+                return handle, await self._end_of(task_id, watch, until_s, gone)
         # It has joined another one, which may have ended long ago.
         try:
-            async with self.waiters.watch(accepted_id, is_looking=True) as watch:
+            async with self.waiters.watch(handle.id, is_looking=True) as watch:
                 watch.wake()
-                return accepted_id, await self._end_of(accepted_id, watch, until_s)
+                return handle, await self._end_of(handle.id, watch, until_s, gone)
         except StateUnavailableError:
-            return accepted_id, None
+            return handle, None
 
     async def _send(
         self, key: ApiKey, task: InferenceTask[..., Any], body: SubmitBody, chosen: SubmitOptions, task_id: str
-    ) -> str:
+    ) -> TaskHandle[Any]:
         await self._in_flight.enter(key, task_id)
         try:
-            handle = await self.inference.client.submit_async(task, tuple(body.args), body.kwargs, chosen)
+            return await self.inference.client.submit_async(task, tuple(body.args), body.kwargs, chosen)
         except OutcomeUnknownError:
             # It may run, so it counts.
             raise
@@ -198,13 +233,16 @@ class Gateway:
             with suppress(InferenceError):
                 await self._in_flight.leave(key, task_id)
             raise
-        return handle.id
 
-    async def _end_of(self, task_id: str, watch: Watch, until_s: float) -> TaskRecord | None:
-        """Wait for the end of a task and return its record; None if it has not ended in time.
+    async def _end_of(
+        self, task_id: str, watch: Watch, until_s: float, gone: asyncio.Future[None] | None
+    ) -> TaskRecord | None:
+        """Wait for the end of a task and return its record; None if it has not ended in time, or the client is gone.
 
         It has been accepted: that Redis is away, or loses its record, does not undo that.
         """
+        if gone is not None:
+            gone.add_done_callback(lambda _: watch.wake())
         while not self.is_ending:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -218,6 +256,6 @@ class Gateway:
                 continue
             if record is not None and record.is_finished:
                 return record
-            if not is_woken:
+            if not is_woken or (gone is not None and gone.done()):
                 break
         return None

@@ -256,6 +256,26 @@ def test_a_page_whose_name_leads_here_is_not_served(stage: Stage) -> None:
     problem(stage.http.get("/v1/tiers", headers={"Host": "evil.example:8000"}), 403)
 
 
+def test_a_task_that_waits_is_cancelled_and_one_that_has_ended_is_not(rig: Rig) -> None:
+    with GatewayProcess.of(rig) as gateway, gateway.client() as http:
+        where = submit(http, "step.batch").headers["location"]
+        cancelled = http.delete(where)
+        assert (cancelled.status_code, cancelled.json()["state"]) == (202, "cancelled")
+        assert http.get(where).json()["state"] == "cancelled"
+        assert problem(http.delete(where), 409)["state"] == "cancelled"
+        problem(http.delete("/v1/tasks/nobody"), 404)
+        problem(http.delete(where, params={"terminate": "perhaps"}), 422)
+
+
+def test_a_task_that_runs_is_asked_to_stop(stage: Stage) -> None:
+    gate = stage.rig.gate("asked")
+    where = submit(stage.http, "gated.batch", 20, str(gate)).headers["location"]
+    stage.rig.wait_started(20, timeout_s=PATIENCE_S)
+    asked = stage.http.delete(where)
+    gate.open()
+    assert (asked.status_code, asked.json()["state"]) == (202, "processing")
+
+
 # -- followed ----------------------------------------------------------------------------------------------------------
 
 

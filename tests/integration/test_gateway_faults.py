@@ -145,6 +145,32 @@ def test_who_waits_while_redis_is_away_is_told_that_the_task_was_accepted(line: 
     assert line.http.get(answer.headers["location"]).json()["state"] == "pending"
 
 
+def left_behind(line: Line, task: str) -> str:
+    """A client waits for a task and leaves; return the task's id once the gateway has noticed."""
+
+    async def asked() -> None:
+        async with line.gateway.async_client() as http:
+            waits = asyncio.create_task(http.post(f"/v1/tasks/{task}", json={}, headers={"Prefer": "wait=55"}))
+            await asyncio.to_thread(line.wait_waiting, 1)
+            await asyncio.to_thread(until, lambda: line.rig.waiting(line.app) == 1, "the task is in the broker")
+            waits.cancel()
+
+    asyncio.run(asked())
+    line.wait_waiting(0)
+    message = line.rig.take(line.app, task.rpartition(".")[2])
+    return str(message.headers["id"])
+
+
+def test_a_client_that_leaves_while_it_waits_gives_up_its_realtime_task(line: Line) -> None:
+    task_id = left_behind(line, "step.realtime")
+    until(lambda: line.http.get(f"/v1/tasks/{task_id}").json()["state"] == "cancelled", "the task is cancelled")
+
+
+def test_a_client_that_leaves_does_not_give_up_a_task_of_another_tier(line: Line) -> None:
+    task_id = left_behind(line, "step.batch")
+    assert line.http.get(f"/v1/tasks/{task_id}").json()["state"] == "pending"
+
+
 def test_it_starts_before_its_servers_do(rig: Rig, rabbitmq_proxy: FaultProxy, redis_proxy: FaultProxy) -> None:
     options = rig.options
     broker = {"url": rabbitmq_proxy.url(options["broker"]["url"]), "connect_timeout_s": 1.0}

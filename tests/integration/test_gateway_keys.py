@@ -97,6 +97,7 @@ def test_one_tenant_never_sees_the_tasks_of_another(stage: Stage) -> None:
     foreign = problem(stage.http.get(where, headers=stage.headers("other")), 404)
     assert foreign["type"] == unknown["type"]
     problem(stage.http.get(f"{where}/events", headers=stage.headers("other")), 404)
+    problem(stage.http.delete(where, headers=stage.headers("other")), 404)
     assert stage.http.get(where, headers=stage.headers("admin")).json()["tenant"] == "acme"
 
 

@@ -54,6 +54,7 @@ def test_the_document_is_what_it_says_to_be(schema: Any) -> None:
     [
         ("POST", "/v1/tasks/{name}"),
         ("GET", "/v1/tasks/{task_id}"),
+        ("DELETE", "/v1/tasks/{task_id}"),
         ("GET", "/v1/tasks/{task_id}/events"),
         ("GET", "/v1/tiers"),
         ("GET", "/healthz"),
