@@ -42,18 +42,27 @@ class AsyncTaskStore:
         self._bounds = packing.pack_bounds(bounds or {})
         self._counted_keys = (keys.accounts(prefix), keys.away(prefix))
         self._ready = keys.ready(prefix, namespace)
-        self._submit = load("submit")
+        self._confirmed = load("confirmed")
         self._retract = load("retract")
         self._get = load("get")
         self._enter = load("enter")
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """As ``TaskStore.submit``."""
-        if not tasks:
-            return []
-        names, packed = packing.pack_submit(self.prefix, tasks)
+        by_script = packing.parted(tasks)
+        answers = {script: await self._make(script, found) for script, found in by_script.items()}
+        return packing.brought_together(tasks, answers)
+
+    async def _make(self, script: str, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
+        names, packed = packing.pack_submit(self.prefix, tasks, script=script)
         args: list[str | int] = [self._ready, self._unfinished_ttl_s, self._bounds, *packed]
-        return packing.unpack_submit(await self._submit.call_async(self._client, (*self._counted_keys, *names), args))
+        return packing.unpack_submit(await load(script).call_async(self._client, (*self._counted_keys, *names), args))
+
+    async def confirmed(self, task_ids: Iterable[str]) -> None:
+        """As ``TaskStore.confirmed``."""
+        names = [keys.task(self.prefix, task_id) for task_id in task_ids]
+        if names:
+            await self._confirmed.call_async(self._client, names, ())
 
     async def retract(self, task_ids: Iterable[str], nonce: str) -> int:
         """As ``TaskStore.retract``."""

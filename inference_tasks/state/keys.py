@@ -16,12 +16,16 @@ __all__ = [
     "counters",
     "dead",
     "dead_letters",
+    "dependents",
     "group",
     "held",
     "holder",
     "lease",
+    "message",
+    "needs",
     "ready",
     "result",
+    "shared",
     "task",
     "worker",
     "workers",
@@ -43,6 +47,21 @@ def result(prefix: str, task_id: str) -> str:
 def group(prefix: str, group_id: str, part: str = "") -> str:
     """Key of a Celery group, or with ``part`` (``.j``, ``.t``, ``.s``, ``.d``, ``.c``) of its chord's bookkeeping."""
     return f"{prefix}{{{group_id}}}:group{part}"
+
+
+def needs(prefix: str, task_id: str) -> str:
+    """Key of the ids of the tasks that a waiting task still needs: a set. The scripts make this name too."""
+    return f"{prefix}{{{task_id}}}:needs"
+
+
+def dependents(prefix: str, task_id: str) -> str:
+    """Key of the ids of the tasks that wait for a task: a set. The scripts make this name too."""
+    return f"{prefix}{{{task_id}}}:dependents"
+
+
+def message(prefix: str, task_id: str) -> str:
+    """Key of the message of a task that has not started: a string. The scripts make this name too."""
+    return f"{prefix}{{{task_id}}}:message"
 
 
 def workers(prefix: str) -> str:
@@ -103,6 +122,11 @@ def lease(prefix: str, name: str) -> str:
 def holder(prefix: str, key_id: str) -> str:
     """Key of the tasks that the holder of an API key has under way: a sorted set, id by the time of its entry."""
     return f"{prefix}holder:{key_id}"
+
+
+def shared(prefix: str, digest: str) -> str:
+    """Key under which equal submits find each other: a string, the id of the task that they share."""
+    return f"{prefix}shared:{digest}"
 
 
 def held(consumer: str) -> str:

@@ -7,11 +7,17 @@ pure-Python client spends about a microsecond on every argument and every reply,
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from inference_tasks.state import keys
 from inference_tasks.state.records import (
+    CONFLICT,
+    DEPENDENCY_CYCLE,
+    DEPENDENCY_FAILED,
+    DEPENDENCY_UNKNOWN,
+    LATE,
     Accounts,
     Claim,
     Claimant,
@@ -31,13 +37,17 @@ from inference_tasks.state.script import as_text
 
 __all__ = [
     "RECORD_FIELDS",
+    "brought_together",
     "clean",
+    "drain_rates",
     "failure_document",
     "full_counts",
     "joined",
+    "listed",
     "pack_bounds",
     "pack_claimant",
     "pack_submit",
+    "parted",
     "summed_rates",
     "unpack_accounts",
     "unpack_beat",
@@ -51,6 +61,7 @@ __all__ = [
 
 FIELD = "\x1f"
 RECORD = "\x1e"
+LISTED = "\x1d"
 
 RECORD_FIELDS = (
     "state",
@@ -77,6 +88,7 @@ RECORD_FIELDS = (
     "dead",
     "tenant",
     "cancel",
+    "tier_wanted",
 )
 """The fields that ``get`` asks for, in the order in which they come back; every record has the first one."""
 
@@ -113,25 +125,53 @@ def failure_document(
     return json.dumps(document)
 
 
-def pack_submit(prefix: str, tasks: Iterable[NewTask]) -> tuple[list[str], list[str]]:
-    """Return the records' keys, and what ``submit.lua`` takes of each task."""
+def pack_submit(prefix: str, tasks: Iterable[NewTask], *, script: str = "submit") -> tuple[list[str], list[str]]:
+    """Return the records' keys, and what ``submit.lua``, or what else ``parted`` names, takes of each task."""
     names: list[str] = []
     args: list[str] = []
     for task in tasks:
         task_id, name, tier, tier_first, lane, generation, nonce = task[:7]
-        submitted_at_s, expires_at_s, _, hop, due_at_s, tenant = task[7:]
+        submitted_at_s, expires_at_s, _, hop, due_at_s, tenant, max_ahead, shared = task[7:15]
         names.append(keys.task(prefix, task_id))
         expires = "" if expires_at_s is None else _from_now(expires_at_s, submitted_at_s)
         due = "" if due_at_s is None else _from_now(due_at_s, submitted_at_s)
         refusable = 1 if task.may_be_refused else 0
+        ahead = "" if max_ahead is None else max_ahead
         text = (
             f"{name}\x1f{tier}\x1f{tier_first}\x1f{lane}\x1f{generation}\x1f{nonce}\x1f{expires}\x1f{due}\x1f{hop}"
-            f"\x1f{refusable}\x1f{tenant}"
+            f"\x1f{refusable}\x1f{tenant}\x1f{ahead}"
         )
-        if text.count(FIELD) != 10:
-            text = joined(name, tier, tier_first, lane, generation, nonce, expires, due, hop, refusable, tenant)
+        if text.count(FIELD) != 11:
+            text = joined(name, tier, tier_first, lane, generation, nonce, expires, due, hop, refusable, tenant, ahead)
         args.append(text)
+        if script == "depend":
+            args += (FIELD.join(task.depends_on), task.message)
+        elif script == "submit_shared":
+            args.append(str(len(shared)))
+            for key in shared:
+                args += (keys.shared(prefix, key.digest), str(max(1, math.ceil(key.window_s))), repr(key.reuse_s))
+                args.append(key.print)
     return names, args
+
+
+def parted(tasks: Sequence[NewTask]) -> dict[str, list[NewTask]]:
+    """Return the tasks by the script that takes them in, so that what few of them need costs the others nothing."""
+    found: dict[str, list[NewTask]] = {}
+    for task in tasks:
+        found.setdefault(_script_for(task), []).append(task)
+    return found
+
+
+def brought_together(tasks: Iterable[NewTask], answers: Mapping[str, Iterable[SubmitAnswer]]) -> list[SubmitAnswer]:
+    """Return the answers to the tasks that ``parted`` has parted, in the order of all."""
+    following = {script: iter(found) for script, found in answers.items()}
+    return [next(following[_script_for(task)]) for task in tasks]
+
+
+def _script_for(task: NewTask) -> str:
+    if task.depends_on:
+        return "depend"
+    return "submit_shared" if task.shared else "submit"
 
 
 def _from_now(at_s: float, from_s: float | None) -> str:
@@ -145,9 +185,29 @@ def pack_bounds(bounds: Mapping[str, int]) -> str:
 
 
 def unpack_submit(reply: object) -> list[SubmitAnswer]:
-    """Read the answer of ``submit.lua``."""
-    created = SubmitAnswer(True, "pending")
-    return [created if state == "+pending" else SubmitAnswer(False, state) for state in as_text(reply).split(RECORD)]
+    """Read the answer of ``submit.lua`` or ``submit_shared.lua``."""
+    created = SubmitAnswer(True, State.PENDING)
+    return [created if state == "+pending" else _answer(state) for state in as_text(reply).split(RECORD)]
+
+
+_BLOCKED = {"unknown": DEPENDENCY_UNKNOWN, "failed": DEPENDENCY_FAILED, "cycle": DEPENDENCY_CYCLE}
+
+
+def _answer(text: str) -> SubmitAnswer:
+    if text == "+waiting":
+        return SubmitAnswer(True, State.WAITING)
+    why, _, rest = text.partition(FIELD)
+    if rest and why in _BLOCKED:
+        need, _, its_state = rest.partition(FIELD)
+        return SubmitAnswer(False, _BLOCKED[why], dependency=need, dependency_state=its_state)
+    if text.startswith("late:"):
+        return SubmitAnswer(False, LATE, ahead=int(float(text[5:])))
+    if text.startswith("conflict"):
+        return SubmitAnswer(False, CONFLICT, shares=text.partition(FIELD)[2])
+    if text.startswith("="):
+        state, task_id, is_unsure, lift = text[1:].split(FIELD)
+        return SubmitAnswer(False, state, shares=task_id, is_unsure=is_unsure == "1", lift=lift)
+    return SubmitAnswer(False, text)
 
 
 def pack_claimant(claimant: Claimant) -> str:
@@ -217,6 +277,11 @@ def _optional_float(text: str) -> float | None:
     return float(text) if text else None
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """Read a list of ids, in their order."""
+    return tuple(sorted(text.split(LISTED))) if text else ()
+
+
 def unpack_record(task_id: str, line: str) -> TaskRecord | None:
     """Read one line of ``get.lua``; None where there is no record."""
     if not line:
@@ -249,6 +314,8 @@ def unpack_record(task_id: str, line: str) -> TaskRecord | None:
         dead=found[21] or None,
         tenant=found[22] or None,
         cancel_asked=found[23] or None,
+        tier_wanted=found[24] or None,
+        waits_for=listed(found[-1]),
     )
 
 
@@ -284,6 +351,28 @@ def unpack_accounts(reply: Sequence[Sequence[object]]) -> Accounts:
         {tier: full_counts(counts) for tier, counts in sorted(by_tier.items()) if any(counts.values())},
         {tier: int(number) for tier, number in zip(away[::2], away[1::2], strict=True) if int(number)},
     )
+
+
+def drain_rates(beats: Iterable[WorkerBeat]) -> dict[str, float]:
+    """Return {tier: tasks per second that the workers start, or would if there were more}, where that is known.
+
+    A worker starts a tier's tasks as fast as it has been seen to, and in what time its slots have been idle as fast as
+    their mean cost allows: the rate of an idle tier says how little there was to do, not how much can be done. Without
+    idle time this is the measured rate. A tier of which no task has ended lately has none.
+    """
+    rates: dict[str, float] = {}
+    for beat in beats:
+        used_s = sum(sum(row.values()) for row in beat.slot_s_60s.values())
+        for tier, per_s in beat.started_per_s.items():
+            starts = sum(beat.starts_60s.get(tier, {}).values())
+            tier_s = sum(beat.slot_s_60s.get(tier, {}).values())
+            if not (per_s > 0 and starts and tier_s > 0):
+                continue
+            span_s = starts / per_s
+            slots = beat.slots if tier == "realtime" else beat.slots - beat.reserve
+            idle_s = max(0.0, slots * span_s - used_s)
+            rates[tier] = rates.get(tier, 0.0) + per_s + idle_s / span_s * starts / tier_s
+    return rates
 
 
 def summed_rates(beats: Iterable[WorkerBeat]) -> dict[str, float]:

@@ -11,8 +11,13 @@ from enum import StrEnum
 from typing import NamedTuple, TypedDict
 
 __all__ = [
+    "CONFLICT",
     "DEFAULT_CRASH_LIMIT",
+    "DEPENDENCY_CYCLE",
+    "DEPENDENCY_FAILED",
+    "DEPENDENCY_UNKNOWN",
     "END_STATES",
+    "LATE",
     "PARKED",
     "Accounts",
     "Backlog",
@@ -23,15 +28,19 @@ __all__ = [
     "DeadKind",
     "DeadLetter",
     "Finish",
+    "Freed",
     "Move",
     "NewTask",
     "Renewal",
     "Run",
+    "ShareKey",
     "State",
     "SubmitAnswer",
     "TaskError",
     "TaskRecord",
     "Verdict",
+    "Visit",
+    "Visitor",
     "Waiting",
     "WorkerBeat",
 ]
@@ -40,6 +49,19 @@ DEFAULT_CRASH_LIMIT = 3
 
 PARKED = "parked"
 """What ``submit`` answers in place of a state: too much of the tier is parked or has come back, no record was made."""
+
+
+LATE = "late"
+"""What ``submit`` answers in place of a state: too many wait before it, it could not start in time; no record."""
+
+DEPENDENCY_UNKNOWN = "dependency unknown"
+DEPENDENCY_FAILED = "dependency failed"
+DEPENDENCY_CYCLE = "dependency cycle"
+"""What ``submit`` answers in place of a state: a task that it needs is not known, has ended without success, or waits
+for the new one; no record was made."""
+
+CONFLICT = "conflict"
+"""What ``submit`` answers in place of a state: a task of the same key was asked for something else; no record."""
 
 
 class State(StrEnum):
@@ -71,6 +93,8 @@ class Verdict(StrEnum):
     """A copy has replaced this message, or a later life of the task has begun: it is acked and forgotten."""
     CRASHED = "crashed"
     """This claim has failed the task: its runs ended without a report as often as they may."""
+    WAITING = "waiting"
+    """It waits for other tasks; its message is to be put off."""
     UNBURIED = "unburied"
     """The task has failed and its message is not known to lie in the dead letters: bury it, then ack it."""
 
@@ -128,6 +152,22 @@ class TaskError(TypedDict):
     message: str
 
 
+class ShareKey(NamedTuple):
+    """A key under which equal submits share one task.
+
+    Attributes:
+        digest: of what makes them equal.
+        window_s: how long after the first submit others join it.
+        reuse_s: for how long after its end a success is handed out again.
+        print: digest of what was asked, where equal keys may ask for different things; such a submit is a conflict.
+    """
+
+    digest: str
+    window_s: float
+    reuse_s: float = 0.0
+    print: str = ""
+
+
 class NewTask(NamedTuple):
     """A task about to be published.
 
@@ -139,6 +179,10 @@ class NewTask(NamedTuple):
     one hop behind it, until the copy is claimed or marked: no confirm, no superseding. ``due_at_s``: when the broker
     lets the message go, None if at once; its task then counts as parked, in ``returned``, until it is claimed.
     ``tenant``: for whom it is, empty if that was not said.
+    ``max_ahead``: refused if more than these wait in its tier before it; None for no such limit. ``shared``: the keys
+    under which it joins an equal task, or under which others will join it.
+    ``depends_on``: ids of the tasks that must succeed first. ``message``: the message that is to be published when they
+    have, kept with the record; empty if it is not to be kept.
     """
 
     id: str
@@ -154,19 +198,40 @@ class NewTask(NamedTuple):
     hop: int = 0
     due_at_s: float | None = None
     tenant: str = ""
+    max_ahead: int | None = None
+    shared: tuple[ShareKey, ...] = ()
+    depends_on: tuple[str, ...] = ()
+    message: str = ""
 
     @property
     def may_be_refused(self) -> bool:
-        """Whether it is a first submit from outside, into ``fresh`` or with a delay."""
+        """Whether it is a first submit from outside, into ``fresh``, with a delay, or to wait for other tasks."""
         is_first = self.hop == 0 and self.generation == 0 and not self.worker_published
-        return is_first and (self.lane == "fresh" or self.due_at_s is not None)
+        return is_first and (self.lane == "fresh" or self.due_at_s is not None or bool(self.depends_on))
 
 
 class SubmitAnswer(NamedTuple):
-    """Whether this submission made the record, and the state it found or made, or ``PARKED``."""
+    """What became of one submission.
+
+    Attributes:
+        created: whether it made the record.
+        state: that it found or made, or ``PARKED``, ``LATE``, ``CONFLICT``, ``DEPENDENCY_…``.
+        ahead: how many wait before it, if ``LATE``.
+        shares: id of the task that it has joined, or conflicts with; empty for none.
+        is_unsure: whether the message of the task that it has joined may not be stored yet.
+        lift: the tier that this task should be lifted to, being higher than its own; empty for none.
+        dependency: id of the task that it needs, and that is why no record was made; empty for none.
+        dependency_state: the state of that task, if it has ended.
+    """
 
     created: bool
     state: str
+    ahead: int = 0
+    shares: str = ""
+    is_unsure: bool = False
+    lift: str = ""
+    dependency: str = ""
+    dependency_state: str = ""
 
 
 class Claimant(NamedTuple):
@@ -236,6 +301,45 @@ class Move(NamedTuple):
     lane: str
 
 
+class Freed(NamedTuple):
+    """A task that waited for others, and may start by now: its message in the delay queues, and what it says."""
+
+    id: str
+    generation: int
+    hop: int
+    tier: str
+    message: str
+
+
+class Visitor(NamedTuple):
+    """A message of a task that waits for others, come round to be looked at.
+
+    Attributes:
+        claimant: what it says of its task.
+        needs: ids of the tasks that it waits for by its own word.
+        message: it, to be kept with a record that has to be made; empty if it is not to be kept.
+    """
+
+    claimant: Claimant
+    needs: tuple[str, ...]
+    message: str = ""
+
+
+class Visit(NamedTuple):
+    """What is to become of such a message.
+
+    Attributes:
+        outcome: ``over``: it is not needed any more; ``unburied``: its task has failed, bury it; ``free``: its task may
+            start; ``wait``: it is to come round again.
+        needs: ids of the tasks that it still waits for.
+        missing: those of them that have no record.
+    """
+
+    outcome: str
+    needs: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
 class Renewal(NamedTuple):
     """What a worker learns when it extends its leases.
 
@@ -272,6 +376,8 @@ class TaskRecord:
         due_at_s: when the broker lets the message go; only while it is parked.
         dead: of a failed task, where its message is (``DeadKind``); None while it is not known to be a dead letter.
         tenant: for whom it was submitted; None if that was not said.
+        tier_wanted: the highest tier of the submits that share it; None where none do.
+        waits_for: ids of the tasks that must succeed before it may start; only while it is ``waiting``.
         cancel_asked: how it was asked to stop while it ran, ``stop`` or ``terminate``; None if it was not.
     """
 
@@ -299,6 +405,8 @@ class TaskRecord:
     dead: str | None = None
     tenant: str | None = None
     cancel_asked: str | None = None
+    tier_wanted: str | None = None
+    waits_for: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:

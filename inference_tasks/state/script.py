@@ -22,6 +22,7 @@ _COUNTED = frozenset(
         "claim",
         "crashed",
         "dead_dropped",
+        "depend",
         "dropped",
         "finish",
         "forget_ready",
@@ -32,9 +33,17 @@ _COUNTED = frozenset(
         "replayed",
         "retract",
         "submit",
+        "submit_shared",
+        "visited",
     }
 )
 """The scripts that keep, or look at, counts and indices: ledger.lua stands before them too."""
+
+_SUBMITS = frozenset({"depend", "submit", "submit_shared"})
+"""The scripts that take work in: admission.lua stands before them as well."""
+
+_ENDS = frozenset({"cancel", "claim", "crashed", "dropped", "finish", "release", "visited"})
+"""The scripts in which tasks end, which others may wait for: dependents.lua stands before them as well."""
 
 # not register_script(): its object converts and copies the arguments once more, and asks for the script's hash on
 # each call's way. EVALSHA through execute_command costs half as much on the client's side.
@@ -114,7 +123,8 @@ class Script:
 def load(name: str) -> Script:
     """Read a script of this package, with what it shares with others before it."""
     folder = resources.files(__package__).joinpath("scripts")
-    parts = ("prelude", "ledger", name) if name in _COUNTED else ("prelude", name)
+    before = {"ledger": _COUNTED, "admission": _SUBMITS, "dependents": _ENDS}
+    parts = ["prelude", *(part for part, names in before.items() if name in names), name]
     return Script(name, "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts))
 
 

@@ -15,6 +15,7 @@ from inference_tasks.state import keys, packing
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.cancelling import Cancelling
 from inference_tasks.state.dead_letters import DeadLetters
+from inference_tasks.state.depending import Depending, unpack_freed
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
     Accounts,
@@ -62,7 +63,7 @@ def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
     )
 
 
-class TaskStore(Sweeps, DeadLetters, Cancelling):
+class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
     """Records and claims in Redis, the counts of all work, and the indices of what waits and of what is dead.
 
     Every method is atomic and one round trip, whatever the batch. All raise ``StateUnavailableError`` when Redis does
@@ -132,15 +133,33 @@ class TaskStore(Sweeps, DeadLetters, Cancelling):
         """Make a ``pending`` record for each task that has none; answers in the order of ``tasks``.
 
         A first submit from outside, into ``fresh`` or with a delay, gets no record and the answer ``PARKED`` while as
-        many tasks of its tier are parked or in ``returned`` as the tier's bound: they will need the room.
+        many tasks of its tier are parked or in ``returned`` as the tier's bound: they will need the room. It gets none
+        and the answer ``LATE`` while more wait before it than its ``max_ahead``.
+
+        A task with keys to share joins the one that was submitted under one of them, if that has not ended (or has
+        succeeded, so lately that its result is reused) and nobody has asked it to stop. The submit then holds it too:
+        the deadline is the latest of its holders'. Where tasks with and without such keys are mixed, that takes two
+        round trips.
         """
-        if not tasks:
-            return []
-        names, args = packing.pack_submit(self.prefix, tasks)
-        return packing.unpack_submit(self._change("submit", names, (self._unfinished_ttl_s, self._bounds, *args)))
+        by_script = packing.parted(tasks)
+        answers = {script: self._submit(script, found) for script, found in by_script.items()}
+        return packing.brought_together(tasks, answers)
+
+    def _submit(self, script: str, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
+        names, args = packing.pack_submit(self.prefix, tasks, script=script)
+        return packing.unpack_submit(self._change(script, names, (self._unfinished_ttl_s, self._bounds, *args)))
+
+    def confirmed(self, task_ids: Iterable[str]) -> None:
+        """Note that the messages of shared tasks are stored: who joins them needs none of his own."""
+        names = self._task_keys(task_ids)
+        if names:
+            self._call("confirmed", names)
 
     def retract(self, task_ids: Iterable[str], nonce: str) -> int:
-        """Delete the records that the submission ``nonce`` made and nobody has claimed; return how many."""
+        """Delete the records that the submission ``nonce`` made and nobody has claimed; return how many.
+
+        Of a shared task it gives up its share, and the record goes, with its keys, when it was the last.
+        """
         names = self._task_keys(task_ids)
         return int(self._change("retract", names, (nonce,))) if names else 0
 
@@ -299,7 +318,9 @@ class TaskStore(Sweeps, DeadLetters, Cancelling):
             1 if may_create else 0,
             "" if due_at_s is None else f"{due_at_s:.6f}",
         )
-        return Finish(as_text(self._change("finish", names, args)))
+        outcome, *freed = as_text(self._change("finish", names, args)).split(packing.RECORD)
+        self._tell_freed(unpack_freed(freed))
+        return Finish(outcome)
 
     def get(self, task_id: str) -> TaskRecord:
         """Return the record of a task.
@@ -342,6 +363,10 @@ class TaskStore(Sweeps, DeadLetters, Cancelling):
     def rates(self) -> dict[str, float]:
         """Return the starts per second of each tier, summed over the live workers: {tier: per second}."""
         return packing.summed_rates(self.workers())
+
+    def drain_rates(self) -> dict[str, float]:
+        """Return how many tasks per second the live workers start, or would if there were more; see ``packing``."""
+        return packing.drain_rates(self.workers())
 
     def stale_writes(self) -> int:
         """Return how many late writes have been refused in the last weeks."""

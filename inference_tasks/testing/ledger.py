@@ -14,7 +14,17 @@ from inference_routing.topology import queue_name
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.packing import clean, failure_document, full_counts
-from inference_tasks.state.records import Accounts, Backlog, DeadKind, DeadLetter, Move, State, TaskRecord, Waiting
+from inference_tasks.state.records import (
+    Accounts,
+    Backlog,
+    Claimant,
+    DeadKind,
+    DeadLetter,
+    Move,
+    State,
+    TaskRecord,
+    Waiting,
+)
 
 __all__ = ["FakeLedger", "Kept", "blank"]
 
@@ -26,6 +36,11 @@ class Kept:
     record: TaskRecord
     nonce: str | None = None
     crash_limit: int | None = None
+    shared: tuple[str, ...] = ()
+    is_confirmed: bool = False
+    holders: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    held_generation: int = 0
+    message: str = ""
 
 
 @dataclass
@@ -46,6 +61,7 @@ class FakeLedger:
     _noted: dict[tuple[str, str], float] = field(default_factory=dict)
     _letters: dict[str, DeadLetter] = field(default_factory=dict)
     _leases: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _shared: dict[str, tuple[str, str, float]] = field(default_factory=dict)
     _since_s: float | None = None
 
     def accounts(self) -> Accounts:
@@ -81,11 +97,16 @@ class FakeLedger:
 
     def _promote(self, move: Move) -> bool:
         kept = self._kept.get(move.id)
-        if kept is None or not self._is_due(kept.record) or kept.record.generation != move.generation:
+        if kept is None or kept.record.generation != move.generation:
+            return False
+        is_free = kept.record.state == State.WAITING and not kept.record.waits_for
+        if not is_free and not self._is_due(kept.record):
             return False
         if kept.record.hop != move.hop - 1:
             return False
         place = {"tier": move.tier, "lane": move.lane, "ready_at_s": self.now_s, "due_at_s": None}
+        if is_free:
+            kept.nonce = None
         kept.record = replace(kept.record, state=State.PENDING, hop=move.hop, **place)  # type: ignore[arg-type]
         return True
 
@@ -221,6 +242,22 @@ class FakeLedger:
         kept = self._kept[record.id] = Kept(record, nonce, crash_limit)
         return kept
 
+    def _from_message(self, claimant: Claimant) -> TaskRecord:
+        if claimant.tier:
+            self._noted.pop((queue_name(self.namespace, claimant.tier, claimant.lane), claimant.id), None)
+        record = blank(
+            claimant.id,
+            name=claimant.name,
+            tier=claimant.tier,
+            tier_first=claimant.tier_first or claimant.tier,
+            lane=claimant.lane,
+            generation=claimant.generation,
+            submitted_at_s=claimant.submitted_at_s,
+            expires_at_s=claimant.expires_at_s,
+        )
+        since_s = min(self.now_s, claimant.submitted_at_s or self.now_s)
+        return replace(record, ready_at_s=since_s, tenant=claimant.tenant or None)
+
     def _is_due(self, record: TaskRecord) -> bool:
         is_parked = record.state == State.RETRYING and (record.ready_at_s or 0.0) > self.now_s
         return record.state in (State.PENDING, State.RETRYING) and not is_parked
@@ -242,7 +279,8 @@ class FakeLedger:
         return [
             record.tier
             for record in records
-            if self._queue(record) and (record.state == State.RETRYING or record.lane == "returned")
+            if (self._queue(record) and (record.state == State.RETRYING or record.lane == "returned"))
+            or (record.state == State.WAITING and record.tier)
         ]
 
     def _announce(self, task_id: str, status: str, module: str, error_type: str, message: str) -> None:

@@ -5,31 +5,27 @@ One contract suite runs on both, so what passes with this one passes with Redis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from inference_routing.topology import queue_name
 from inference_tasks.errors import TaskNotFoundError
-from inference_tasks.state.packing import clean, failure_document, summed_rates
+from inference_tasks.state.packing import clean, drain_rates, failure_document, summed_rates
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
     END_STATES,
-    PARKED,
     Claim,
     Claimant,
     Crash,
     Finish,
-    NewTask,
     Renewal,
     State,
-    SubmitAnswer,
     TaskError,
     TaskRecord,
     Verdict,
     WorkerBeat,
 )
 from inference_tasks.state.store import MAX_ERROR_CHARS
-from inference_tasks.testing.cancelling import FakeCancelling
+from inference_tasks.testing.admission import FakeAdmission
 from inference_tasks.testing.ledger import Kept, anew, blank
 
 __all__ = ["FakeTaskStore"]
@@ -38,7 +34,7 @@ _LOST = "WorkerLostError"
 
 
 @dataclass
-class FakeTaskStore(FakeCancelling):
+class FakeTaskStore(FakeAdmission):
     """A task store without Redis; see ``FakeLedger`` for what a test may set and read."""
 
     max_crashes: int = DEFAULT_CRASH_LIMIT
@@ -51,69 +47,13 @@ class FakeTaskStore(FakeCancelling):
 
     def forget_everything(self) -> None:
         """Lose all, as Redis does by FLUSHALL."""
-        for lost in (self._kept, self._beats, self._noted, self._letters, self._leases):
+        for lost in (self._kept, self._beats, self._noted, self._letters, self._leases, self._shared):
             lost.clear()
         self._since_s = None
         self.results.clear()
         self._stale = 0
         # Some time passes before anybody asks again; a token of the same microsecond would not have grown.
         self.advance(0.000_002)
-
-    def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
-        """As ``TaskStore.submit``."""
-        self._reach()
-        answers = []
-        for task in tasks:
-            kept = self._kept.get(task.id)
-            if kept is not None:
-                answers.append(SubmitAnswer(False, kept.record.state))
-                continue
-            bound = self.bounds.get(task.tier)
-            if task.may_be_refused and bound is not None and self._away().count(task.tier) >= bound:
-                answers.append(SubmitAnswer(False, PARKED))
-                continue
-            due_at_s = self._by_own_clock(task.due_at_s, task.submitted_at_s)
-            record = blank(
-                task.id,
-                name=task.name,
-                tier=task.tier,
-                tier_first=task.tier_first,
-                lane="returned" if due_at_s is not None and task.lane == "fresh" else task.lane,
-                generation=task.generation,
-                submitted_at_s=self.now_s,
-                expires_at_s=self._by_own_clock(task.expires_at_s, task.submitted_at_s),
-            )
-            ready_at_s = self.now_s if due_at_s is None else due_at_s
-            self._keep(
-                replace(
-                    record,
-                    hop=max(0, task.hop - 1),
-                    ready_at_s=ready_at_s,
-                    due_at_s=due_at_s,
-                    tenant=task.tenant or None,
-                ),
-                nonce=task.nonce,
-            )
-            answers.append(SubmitAnswer(True, State.PENDING))
-        return answers
-
-    def _by_own_clock(self, at_s: float | None, submitted_at_s: float | None) -> float | None:
-        return at_s if at_s is None or submitted_at_s is None else self.now_s + (at_s - submitted_at_s)
-
-    def retract(self, task_ids: Iterable[str], nonce: str) -> int:
-        """As ``TaskStore.retract``."""
-        self._reach()
-        gone = [
-            task_id
-            for task_id in dict.fromkeys(task_ids)
-            if (kept := self._kept.get(task_id))
-            and kept.nonce == nonce
-            and kept.record.state == State.PENDING
-            and kept.record.token is None
-        ]
-        for task_id in gone:
-            del self._kept[task_id]
-        return len(gone)
 
     def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]:
         """As ``TaskStore.claim``."""
@@ -152,6 +92,8 @@ class FakeTaskStore(FakeCancelling):
             return refuse(Verdict.UNBURIED if is_unburied else Verdict.FINISHED)
         if self._is_held(record):
             return refuse(Verdict.HELD)
+        if record.waits_for and not is_new_life and claimant.hop == record.hop:
+            return refuse(Verdict.WAITING)
 
         if is_new_life:
             if record.dead is not None:
@@ -168,10 +110,11 @@ class FakeTaskStore(FakeCancelling):
             if record.crashes >= limit:
                 self._fail_crashed(kept, replace(record, hop=claimant.hop))
                 return refuse(Verdict.CRASHED)
-        record = kept.record = replace(record, hop=claimant.hop, due_at_s=None)
+        record = kept.record = replace(record, hop=claimant.hop, due_at_s=None, waits_for=())
         if record.expires_at_s is not None and record.expires_at_s <= self.now_s:
             kept.record = replace(record, state=State.EXPIRED, finished_at_s=self.now_s, held_until_s=None)
             self._announce(claimant.id, "REVOKED", "celery.exceptions", "TaskRevokedError", "expired")
+            self._tell(claimant.id, State.EXPIRED)
             return refuse(Verdict.EXPIRED)
 
         token = max((record.token or 0) + 1, round(self.now_s * 1_000_000))
@@ -267,6 +210,7 @@ class FakeTaskStore(FakeCancelling):
                 attempts=max(1, kept.record.attempts),
                 hop=max(kept.record.hop, claimant.hop if claimant else 0),
                 due_at_s=None,
+                waits_for=(),
             )
         return Renewal(lost, stopping)
 
@@ -352,6 +296,7 @@ class FakeTaskStore(FakeCancelling):
                 finished_at_s=self.now_s if state in END_STATES else kept.record.finished_at_s,
                 held_until_s=None,
                 due_at_s=None,
+                waits_for=(),
             )
             if state == State.RETRYING:
                 kept.record = replace(
@@ -364,6 +309,8 @@ class FakeTaskStore(FakeCancelling):
         if meta:
             self.results[task_id] = meta
             self.announced.append(task_id)
+        if state in END_STATES:
+            self._tell(task_id, state)
         return Finish.WRITTEN
 
     def _refused(
@@ -417,6 +364,10 @@ class FakeTaskStore(FakeCancelling):
         """As ``TaskStore.rates``."""
         return summed_rates(self.workers())
 
+    def drain_rates(self) -> dict[str, float]:
+        """As ``TaskStore.drain_rates``."""
+        return drain_rates(self.workers())
+
     def stale_writes(self) -> int:
         """As ``TaskStore.stale_writes``."""
         self._reach()
@@ -432,19 +383,4 @@ class FakeTaskStore(FakeCancelling):
             error={"type": _LOST, "message": message},
         )
         self._announce(record.id, "FAILURE", "billiard.exceptions", _LOST, message)
-
-    def _from_message(self, claimant: Claimant) -> TaskRecord:
-        if claimant.tier:
-            self._noted.pop((queue_name(self.namespace, claimant.tier, claimant.lane), claimant.id), None)
-        record = blank(
-            claimant.id,
-            name=claimant.name,
-            tier=claimant.tier,
-            tier_first=claimant.tier_first or claimant.tier,
-            lane=claimant.lane,
-            generation=claimant.generation,
-            submitted_at_s=claimant.submitted_at_s,
-            expires_at_s=claimant.expires_at_s,
-        )
-        since_s = min(self.now_s, claimant.submitted_at_s or self.now_s)
-        return replace(record, ready_at_s=since_s, tenant=claimant.tenant or None)
+        self._tell(record.id, State.FAILED)

@@ -90,7 +90,12 @@ class RedisHarness:
             elif key.startswith(f"{self.prefix}ready:"):
                 for member, score in self.client.zrange(key, 0, -1, withscores=True):
                     self.client.zadd(key, {member: f"{score - seconds:.6f}"})
-            elif key.startswith((f"{self.prefix}worker:", f"{self.prefix}lease:")):
+            elif key.endswith(":holders"):
+                for nonce, held in self.client.hgetall(key).items():
+                    tier, _, at_s = held.partition("|")
+                    if at_s:
+                        self.client.hset(key, nonce, f"{tier}|{float(at_s) - seconds:.6f}")
+            elif key.startswith(tuple(f"{self.prefix}{name}:" for name in ("worker", "lease", "shared"))):
                 self.client.pexpire(key, max(0, int(self.client.pttl(key) - seconds * 1000)))
 
     def lose_all(self) -> None:

@@ -25,6 +25,7 @@ local function cancel(key, holder)
   departs(id_of(key), state, record[2], record[3])
   end_cancelled(key, ARGV[2], id_of(key), now)
   moved(record[4], state, 'cancelled')
+  tell(key, 'cancelled', ARGV[2], now)
   return 'cancelled'
 end
 

@@ -57,7 +57,7 @@ local function claim(key, text)
   local generation_text, tier, lane, crash_limit, hop_text, rest = match(text,
     '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31()')
   local record = call('HMGET', key, 'state', 'generation', 'token', 'attempts', 'held_until_s', 'tier_first',
-    'submitted_at_s', 'expires_at_s', 'tier', 'lane', 'hop', 'cancel')
+    'submitted_at_s', 'expires_at_s', 'tier', 'lane', 'hop', 'cancel', 'kept')
   local state, token, attempts = record[1], record[3], record[4]
   local before, id, is_known = state, id_of(key), state
   if not is_known then
@@ -88,6 +88,10 @@ local function claim(key, text)
   if state == 'processing' and (number(record[5]) or 0) > now then
     return refuse(key, 'held', attempts, tier_first, token)
   end
+  if state == 'waiting' and not is_new_life and hop_text == known_hop
+    and call('EXISTS', beside(key, 'needs')) == 1 then
+    return refuse(key, 'waiting', attempts, tier_first, token)
+  end
 
   if is_new_life then
     -- The mark of a replay is missing (Redis lost it, or it comes later): the message decides, limits start anew.
@@ -104,6 +108,7 @@ local function claim(key, text)
     call('HSET', key, 'generation', generation_text, 'failures', 0, 'crashes', 0, 'expires_at_s', expires)
     call('HDEL', key, 'finished_at_s', 'error_type', 'error_message', 'dead', 'cancel')
     call('EXPIRE', key, ARGV[4])
+    clear(key)
     call('DEL', result_key(key))
   elseif state == 'processing' then
     local crashes = (number(call('HGET', key, 'crashes')) or 0) + 1
@@ -111,19 +116,25 @@ local function claim(key, text)
       call('HSET', key, 'hop', hop_text, 'crashes', crashes)
       end_cancelled(key, ARGV[5], id, now)
       moved(tier_first, before, 'cancelled')
+      tell(key, 'cancelled', ARGV[5], now)
       return refuse(key, 'cancelled', attempts, tier_first, token)
     end
     if crashes >= (number(crash_limit) or default_limit) then
       call('HSET', key, 'hop', hop_text)
       fail_crashed(key, ARGV[5], id, crashes, now)
       moved(tier_first, before, 'failed')
+      tell(key, 'failed', ARGV[5], now)
       return refuse(key, 'crashed', attempts, tier_first, token)
     end
     call('HSET', key, 'crashes', crashes)
   end
-  if is_known and waits(state) then
+  if is_known and (waits(state) or state == 'waiting') then
     departs(id, state, record[9], record[10])
     if record[10] ~= 'fresh' then call('HDEL', key, 'due_at_s') end
+    if record[13] or state == 'waiting' then
+      call('HDEL', key, 'kept')
+      call('DEL', beside(key, 'needs'), beside(key, 'message'))
+    end
   end
   if hop_text ~= known_hop then call('HSET', key, 'hop', hop_text) end
 
@@ -135,6 +146,7 @@ local function claim(key, text)
     clear(key)
     announce(key, ARGV[5], id, 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'expired')
     moved(tier_first, before, 'expired')
+    tell(key, 'expired', ARGV[5], now)
     return refuse(key, 'expired', attempts, tier_first, token)
   end
 

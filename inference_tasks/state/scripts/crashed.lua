@@ -20,9 +20,11 @@ if record[9] then
   redis.call('HSET', key, 'crashes', crashes)
   end_cancelled(key, ARGV[4], id_of(key), now)
   moved(record[5], 'processing', 'cancelled')
+  tell(key, 'cancelled', ARGV[4], now)
 elseif is_over then
   fail_crashed(key, ARGV[4], id_of(key), crashes, now)
   moved(record[5], 'processing', 'failed')
+  tell(key, 'failed', ARGV[4], now)
 else
   redis.call('HSET', key, 'state', 'pending', 'crashes', crashes)
   redis.call('HDEL', key, 'held_until_s', 'worker')

@@ -24,6 +24,7 @@ for i = 3, #KEYS do
     clear(key)
     announce(key, ARGV[2], id, 'REVOKED', 'celery.exceptions', 'TaskRevokedError', 'dropped: ' .. ARGV[3])
     moved(record[7], state, 'dropped')
+    tell(key, 'dropped', ARGV[2], now_s)
     ended = ended + 1
   end
 end

@@ -8,7 +8,8 @@
 -- ARGV[9]  lifetime of an unfinished, ARGV[10] of a finished record, seconds
 -- ARGV[11] task name   ARGV[12] tier: for a record that has to be made   ARGV[13] 1 if it may be made
 -- ARGV[14] with state retrying: when the parked message is due, unix seconds; empty if none is parked
--- Returns  written | repeated | ended | stale | held | missing; all but the first change nothing
+-- Returns  written | repeated | ended | stale | held | missing; all but the first change nothing. After written come the
+--          tasks that this success has freed, each after a \30: id, generation, hop, tier, message, apart by \31
 -- Atomic. End states absorb; an older token or generation is refused and counted. A task that was asked to stop is not
 -- tried again: it ends as cancelled.
 
@@ -71,7 +72,7 @@ if state ~= '' then
   if END[state] then set('finished_at_s', moment(now)) end
 
   local tier_first, tier, lane, due = record[6], record[7], record[8], ARGV[14]
-  if waits(known) then
+  if waits(known) or known == 'waiting' then
     departs(id_of(key), known, tier, lane)
     redis.call('HDEL', key, 'due_at_s')
   end
@@ -93,7 +94,10 @@ if state ~= '' then
   redis.call('HSET', key, unpack(change))
   redis.call('HDEL', key, 'held_until_s')
   redis.call('EXPIRE', key, END[state] and ARGV[10] or ARGV[9])
-  if END[state] then clear(key) end
+  if END[state] then
+    clear(key)
+    tell(key, state, ARGV[10], now)
+  end
   settle()
 end
 
@@ -112,4 +116,4 @@ if meta ~= '' then
   end
   redis.call('PUBLISH', result_key, meta)
 end
-return 'written'
+return table.concat({ 'written', unpack(freed) }, RECORD)

@@ -3,7 +3,7 @@
 -- away, then their own keys, and ARGV[1] what the keys of the ready indices begin with. What changes is summed up, and
 -- applied by settle(), once at the end of a script: a few calls for a batch, however large.
 -- invariant: a task is in the index of the queue of its record's tier and lane while it is pending or retrying, and
--- counts as away while it is retrying, or pending in `returned`. So no record keeps a mark that could be wrong.
+-- counts as away while it is retrying or waiting, or pending in `returned`. So no record keeps a mark that could be wrong.
 
 local ACCOUNTS, AWAY, READY = KEYS[1], KEYS[2], ARGV[1]
 local ID_FROM = #ACCOUNTS - 6
@@ -11,6 +11,8 @@ local deltas, away_deltas, arrivals, departures = {}, {}, {}, {}
 
 -- The id in a task's key, which keys.py makes of prefix, {id} and :task.
 local function id_of(task_key) return string.sub(task_key, ID_FROM, -7) end
+
+local function task_key(id) return string.sub(ACCOUNTS, 1, -9) .. '{' .. id .. '}:task' end
 
 local function count(tier_first, name, by)
   local field = tier_first .. ':' .. name
@@ -32,12 +34,14 @@ end
 local function waits(state) return state == 'pending' or state == 'retrying' end
 
 local function count_away(state, tier, lane, by)
-  if state == 'retrying' or lane == 'returned' then away_deltas[tier] = (away_deltas[tier] or 0) + by end
+  if state == 'retrying' or state == 'waiting' or lane == 'returned' then away_deltas[tier] = (away_deltas[tier] or 0) + by end
 end
 
--- not for work without a tier: it lies in no queue of ours.
+-- not for work without a tier: it lies in no queue of ours. What waits for other tasks is in none yet.
 local function arrives(id, state, tier, lane, ready_at)
   if tier == '' then return end
+  count_away(state, tier, lane, 1)
+  if state == 'waiting' then return end
   local key = ready_key(tier, lane)
   local list = arrivals[key]
   if not list then
@@ -46,7 +50,6 @@ local function arrives(id, state, tier, lane, ready_at)
   end
   list[#list + 1] = ready_at
   list[#list + 1] = id
-  count_away(state, tier, lane, 1)
 end
 
 local function unlist(id, key)
@@ -59,8 +62,9 @@ local function unlist(id, key)
 end
 
 local function departs(id, state, tier, lane)
-  if not waits(state) or tier == '' then return end
-  unlist(id, ready_key(tier, lane))
+  local is_listed = waits(state)
+  if tier == '' or not (is_listed or state == 'waiting') then return end
+  if is_listed then unlist(id, ready_key(tier, lane)) end
   count_away(state, tier, lane, -1)
 end
 
@@ -81,6 +85,13 @@ local function settle()
   end
   for key, list in pairs(departures) do in_pieces('ZREM', key, list) end
   for key, list in pairs(arrivals) do in_pieces('ZADD', key, list) end
+end
+
+-- Makes a submit, by its nonce, a holder of a task.
+local function hold(task_key, nonce, tier, expires, ttl_s)
+  local holders = holders_key(task_key)
+  redis.call('HSET', holders, nonce, tier .. '|' .. expires)
+  redis.call('EXPIRE', holders, ttl_s)
 end
 
 -- Takes a holder out; whether others are left.

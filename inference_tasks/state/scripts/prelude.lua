@@ -32,11 +32,15 @@ local function announce(task_key, ttl_s, id, status, exc_module, exc_type, messa
   redis.call('PUBLISH', key, meta)
 end
 
--- Who holds a task that several submits share, by their nonces; in the same hash slot.
-local function holders_key(task_key) return string.sub(task_key, 1, -5) .. 'holders' end
+-- Keys beside a record, as keys.py makes them; in the same hash slot. Holders: who holds a task that several submits
+-- share, by their nonces. Needs: the tasks that it waits for. Dependents: those that wait for it. Message: its own.
+local function beside(task_key, what) return string.sub(task_key, 1, -5) .. what end
+local function holders_key(task_key) return beside(task_key, 'holders') end
 
--- What is kept beside a record only while its task has not ended.
-local function clear(task_key) redis.call('DEL', holders_key(task_key)) end
+-- What is kept beside a record only while its task has not ended; dependents.lua sees to those that wait for it.
+local function clear(task_key)
+  redis.call('DEL', holders_key(task_key), beside(task_key, 'needs'), beside(task_key, 'message'))
+end
 
 local function end_cancelled(task_key, ttl_s, id, now)
   redis.call('HSET', task_key, 'state', 'cancelled', 'finished_at_s', moment(now))

@@ -3,8 +3,9 @@
 -- ARGV[1]  start of the ready keys
 -- ARGV[2…] one per record, fields apart by \31: generation, hop of the copy, tier and lane where it lies
 -- Returns  for each 1 if it is marked, else 0, as a list
--- Atomic over the whole batch. Only a task of this generation that waits (a parked one: that is due) and whose record is
--- exactly one hop behind is touched; of all others the claim decides.
+-- Atomic over the whole batch. Only a task of this generation that waits (a parked one: that is due; one that waited for
+-- other tasks: that needs none any more) and whose record is exactly one hop behind is touched; of all others the claim
+-- decides.
 
 local now_s = clock()
 local now = moment(now_s)
@@ -15,11 +16,14 @@ for i = 3, #KEYS do
   local state = record[1]
   local generation, hop, tier, lane = string.match(ARGV[i - 1], '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)$')
   local is_due = state == 'pending' or (state == 'retrying' and (tonumber(record[6] or 0)) <= now_s)
+    or (state == 'waiting' and redis.call('EXISTS', beside(key, 'needs')) == 0)
   if is_due and record[2] == generation and tonumber(record[3] or 0) == hop - 1 then
     local id = id_of(key)
     departs(id, state, record[4], record[5])
     redis.call('HSET', key, 'state', 'pending', 'hop', hop, 'tier', tier, 'lane', lane, 'ready_at_s', now)
     redis.call('HDEL', key, 'due_at_s')
+    -- Freed, its copy is stored: whatever becomes of the submit's own message, the record is not taken back.
+    if state == 'waiting' then redis.call('HDEL', key, 'nonce') end
     moved(record[7], state, 'pending')
     arrives(id, 'pending', tier, lane, now)
     answers[i - 2] = 1

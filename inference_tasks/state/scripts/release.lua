@@ -18,6 +18,7 @@ for i = 3, #KEYS do
     if record[8] then
       end_cancelled(key, ARGV[3], id_of(key), now)
       moved(record[4], 'processing', 'cancelled')
+      tell(key, 'cancelled', ARGV[3], now)
     else
       moved(record[4], 'processing', 'pending')
       arrives(id_of(key), 'pending', record[5], record[6], record[7] or moment(now))

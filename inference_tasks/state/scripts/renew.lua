@@ -36,7 +36,7 @@ for i = 1, #KEYS - 4 do
       if tenant ~= '' then redis.call('HSET', key, 'tenant', tenant) end
       if crash_limit ~= '' then redis.call('HSET', key, 'crash_limit', crash_limit) end
       unlist(id_of(key), ready_key(tier, lane))
-    elseif waits(state) then
+    elseif waits(state) or state == 'waiting' then
       departs(id_of(key), state, record[6], record[7])
       redis.call('HDEL', key, 'due_at_s')
     end

@@ -30,12 +30,12 @@ def test_a_message_always_travels_as_eleven_fields(
 
 
 @given(name=texts, nonce=texts)
-def test_a_submission_always_travels_as_eleven_fields(name: str, nonce: str) -> None:
+def test_a_submission_always_travels_as_twelve_fields(name: str, nonce: str) -> None:
     task = NewTask("id", name, "batch", "batch", "fresh", 0, nonce, 1.0, 3.5, due_at_s=10.0)
     names, args = pack_submit("p:", [task])
     assert names == ["p:{id}:task"]
-    assert args[0].count("\x1f") == 10
-    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1\x1f")
+    assert args[0].count("\x1f") == 11
+    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1\x1f\x1f")
 
 
 def test_answers_to_claims_are_read_whether_or_not_the_client_decodes() -> None:

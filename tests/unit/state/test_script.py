@@ -12,9 +12,8 @@ from inference_tasks.errors import BugError, DeploymentError, InferenceError, St
 from inference_tasks.state.script import load, translated
 
 SCRIPTS = resources.files("inference_tasks.state").joinpath("scripts")
-NAMES = sorted(
-    path.name.removesuffix(".lua") for path in SCRIPTS.iterdir() if path.name not in ("prelude.lua", "ledger.lua")
-)
+READ_BEFORE_OTHERS = ("prelude", "ledger", "admission", "dependents")
+NAMES = sorted({path.name.removesuffix(".lua") for path in SCRIPTS.iterdir()}.difference(READ_BEFORE_OTHERS))
 
 
 @pytest.mark.parametrize(
