@@ -7,7 +7,9 @@ from inference_tasks.errors import (
     BugError,
     BusyError,
     CallerError,
+    DeadlineError,
     DeploymentError,
+    IdempotencyConflictError,
     InferenceError,
     InvalidArgumentsError,
     MessageTooLargeError,
@@ -52,6 +54,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "TemporaryError",
     "RetryAfter",
     "PermanentError",
+    "TaskCancelledError",
     "Backoff",
     # what a submit returns
     "TaskHandle",
@@ -60,6 +63,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "RefusedCall",
     # errors: the caller must change something
     "CallerError",
+    "IdempotencyConflictError",
     "InvalidArgumentsError",
     "MessageTooLargeError",
     "TaskNotFoundError",
@@ -69,6 +73,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     # errors: the caller may ask again
     "BusyError",
     "BrokerUnavailableError",
+    "DeadlineError",
     "OutcomeUnknownError",
     "QueueFullError",
     "ResultTimeoutError",
@@ -81,7 +86,6 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "TopologyMismatchError",
     # errors: beside the families
     "InferenceError",
-    "TaskCancelledError",
     "TaskFailedError",
     "BugError",
 ]

@@ -131,7 +131,7 @@ class Inference:
                 bounds=settings.bounds(),
                 revive=self.declare_topology if settings.origin("state.url") == EMBEDDED else None,
             ),
-            rates=self.store.rates,
+            rates=self.store.drain_rates,
             declare=self.declare_topology,
             exchanges=[settings.namespace],
             confirm_timeout_s=settings.broker.confirm_timeout_s,

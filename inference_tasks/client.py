@@ -22,7 +22,8 @@ from inference_tasks.errors import (
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle, as_call
 from inference_tasks.routes import Choice, choose, running_tenant
-from inference_tasks.state.records import Cancellation, State, TaskRecord
+from inference_tasks.sharing import share_keys
+from inference_tasks.state.records import Cancellation, ShareKey, State, TaskRecord
 from inference_tasks.submission import NO_LINEAGE, Herald, Lineage, MessageTemplate, checked_arguments
 
 if TYPE_CHECKING:
@@ -188,7 +189,22 @@ class Client:
             timeout_s=options.timeout_s or task.timeout_s,
             lineage=lineage,
             tenant=options.tenant,
+            shared=self._shared(task, args, kwargs, options, lineage),
         )
+
+    def _shared(
+        self,
+        task: InferenceTask[..., Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: SubmitOptions,
+        lineage: Lineage,
+    ) -> tuple[ShareKey, ...]:
+        if options.idempotency_key is None and not (task.dedup if options.dedup is None else options.dedup):
+            return ()
+        tenant = options.tenant or lineage.tenant
+        ttl_s = self._settings.state.idempotency_ttl_s
+        return share_keys(task, args, kwargs, options, tenant=tenant, idempotency_ttl_s=ttl_s)
 
     def _all_outgoing(
         self,
@@ -200,6 +216,8 @@ class Client:
             raise CallerError(
                 "task_id names one task, not a batch; give each its own with Call(args, kwargs, task_id)."
             )
+        if options.idempotency_key is not None:
+            raise CallerError("idempotency_key names one submit, not a batch; submit the calls one by one.")
         template, lineage = self._template(task, options)
         timeout_s = options.timeout_s or task.timeout_s
         nonce = uuid4().hex
@@ -208,15 +226,17 @@ class Client:
             call = as_call(item, index, task.name)
             try:
                 checked_arguments(task, call.args, call.kwargs)
+                shared = self._shared(task, call.args, call.kwargs, options, lineage)
                 messages.append(
                     template.fill(
                         call.task_id or uuid(),
                         call.args,
                         call.kwargs,
-                        nonce=nonce,
+                        nonce=uuid4().hex if shared else nonce,
                         timeout_s=timeout_s,
                         lineage=lineage,
                         tenant=options.tenant,
+                        shared=shared,
                     )
                 )
             except InvalidArgumentsError as error:
@@ -253,9 +273,14 @@ class Client:
         error = self._error(outcome, outgoing)
         if error is not None:
             raise error
-        if self._herald is not None:
+        assert isinstance(outcome, Accepted), "only an accepted message has no error"
+        if self._herald is not None and not outcome.task_id:
             self._herald.accepted(outgoing)
-        return TaskHandle(outgoing.task_id, self)
+        return self._handle_on(outgoing, outcome)
+
+    def _handle_on(self, outgoing: Outgoing, outcome: Accepted) -> TaskHandle[Any]:
+        nonce = outgoing.task.nonce if outgoing.task is not None and outgoing.task.shared else ""
+        return TaskHandle(outcome.task_id or outgoing.task_id, self, nonce)
 
     def _report(self, messages: list[Outgoing], outcomes: list[Outcome]) -> BatchSubmission[Any]:
         accepted: list[TaskHandle[Any]] = []
@@ -263,9 +288,9 @@ class Client:
         unknown: list[RefusedCall] = []
         for index, (outgoing, outcome) in enumerate(zip(messages, outcomes, strict=True)):
             if isinstance(outcome, Accepted):
-                if self._herald is not None:
+                if self._herald is not None and not outcome.task_id:
                     self._herald.accepted(outgoing, with_event=False)
-                accepted.append(TaskHandle(outgoing.task_id, self))
+                accepted.append(self._handle_on(outgoing, outcome))
                 continue
             error = self._error(outcome, outgoing)
             assert error is not None, "only an accepted message has no error"

@@ -24,7 +24,9 @@ __all__ = [
     "CallerError",
     "DeadLetterNotFoundError",
     "DeadLettersBusyError",
+    "DeadlineError",
     "DeploymentError",
+    "IdempotencyConflictError",
     "InferenceError",
     "InvalidArgumentsError",
     "MessageTooLargeError",
@@ -155,6 +157,21 @@ class InvalidArgumentsError(CallerError, TypeError):
         self.task = task
 
 
+class IdempotencyConflictError(CallerError, ValueError):
+    """The idempotency key was used before, for another task or other arguments; nothing was sent.
+
+    Attributes:
+        task_id: the task that was submitted under this key.
+    """
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            f"This idempotency key belongs to task {task_id}, which was asked for something else. Use a new key for "
+            "each new request, and the same key only to repeat one."
+        )
+        self.task_id = task_id
+
+
 class UnknownOptionError(CallerError, TypeError):
     """An option that does not exist, with the nearest one that does."""
 
@@ -221,6 +238,34 @@ class QueueFullError(BusyError):
         self.tier = tier
         self.limit = limit
         self.reason = reason
+        self.task_id = task_id
+
+
+class DeadlineError(BusyError):
+    """So much waits in the tier that the task could not start in time; it was not accepted, nothing of it is kept.
+
+    Attributes:
+        tier: the tier that refused.
+        ahead: how many tasks wait there.
+        timeout_s: within which it would have had to start.
+        reason: always ``"deadline"``.
+        retry_after_s: in what time the workers have started those, at the rate at which they start tasks now.
+        task_id: the id of the refused task, free to be used again.
+    """
+
+    def __init__(
+        self, *, tier: str, ahead: int, timeout_s: float | None, retry_after_s: float = 1.0, task_id: str = ""
+    ) -> None:
+        within = f"within {timeout_s:g} s" if timeout_s is not None else "in time"
+        super().__init__(
+            f"Tier {tier} has {ahead} tasks waiting, too many for this one to start {within}; nothing was accepted. "
+            f"They take the workers {retry_after_s:g} s; submit again then, or with a longer timeout_s.",
+            retry_after_s=retry_after_s,
+        )
+        self.tier = tier
+        self.ahead = ahead
+        self.timeout_s = timeout_s
+        self.reason = "deadline"
         self.task_id = task_id
 
 

@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 from inference_tasks.broker.messages import Outgoing, Properties
 from inference_tasks.errors import InvalidArgumentsError
 from inference_tasks.routes import HEADER, Choice
-from inference_tasks.state.records import NewTask
+from inference_tasks.state.records import NewTask, ShareKey
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -143,6 +143,7 @@ class MessageTemplate:
         timeout_s: float | None,
         lineage: Lineage = NO_LINEAGE,
         tenant: str | None = None,
+        shared: tuple[ShareKey, ...] = (),
     ) -> Outgoing:
         """Build the message and the record of one call.
 
@@ -208,6 +209,7 @@ class MessageTemplate:
                 expires_at_s,
                 choice.by_worker,
                 tenant=tenant or "",
+                shared=shared,
             ),
         )
 

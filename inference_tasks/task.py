@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
 from inference_tasks.errors import CallerError, UnknownOptionError
 from inference_tasks.retries import RetryingTask, backoff_of, errors_of
 from inference_tasks.routes import full_tier_name
+from inference_tasks.sharing import WINDOW, DedupKey, dedup_key_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -36,6 +37,9 @@ class SubmitOptions:
         confirm_timeout_s: longest this submit may take, instead of ``broker.confirm_timeout_s``.
         tenant: for whom it is, up to 64 characters; a running task's own by default. Shown with the task, and what the
             HTTP gateway goes by.
+        dedup: whether it joins an equal submit that has not ended; None leaves it to the task's own ``dedup``.
+        idempotency_key: of the caller's making, 1 to 255 characters: for a day (``state.idempotency_ttl_s``) a submit
+            under the same key, for the same tenant, gets the same task, and one with other arguments is refused.
     """
 
     tier: str | None = None
@@ -43,6 +47,8 @@ class SubmitOptions:
     timeout_s: float | None = None
     confirm_timeout_s: float | None = None
     tenant: str | None = None
+    dedup: bool | None = None
+    idempotency_key: str | None = None
 
     def checked(self) -> SubmitOptions:
         """Return the options with the tier's full name.
@@ -56,6 +62,8 @@ class SubmitOptions:
                 raise CallerError(f"{name}: expected a number of seconds above 0, found {value!r}.")
         if self.task_id is not None and not 0 < len(self.task_id) <= 255:
             raise CallerError(f"task_id: expected 1 to 255 characters, found {len(self.task_id)}.")
+        if self.idempotency_key is not None and not 0 < len(self.idempotency_key) <= 255:
+            raise CallerError(f"idempotency_key: expected 1 to 255 characters, found {len(self.idempotency_key)}.")
         if self.tenant is not None and not re.fullmatch(TENANT, self.tenant):
             raise CallerError(f"tenant: expected up to 64 letters, digits and _.@-, found {self.tenant!r:.80}.")
         return replace(self, tier=full_tier_name(self.tier)) if self.tier is not None else self
@@ -77,11 +85,19 @@ class InferenceTask(RetryingTask[P, R]):
         tier: full name of its tier, None for the default tier.
         timeout_s: seconds from each submit after which it is not started any more, None for never.
         max_crashes: runs that may end without a report before it has failed, None for ``worker.max_crashes``.
+        dedup: ``"window"`` if equal submits share one task, None if each is a task of its own.
+        dedup_window_s: for how long after the first submit others join it.
+        dedup_key: names of the arguments that make submits equal, or a function of them; None for all.
+        reuse_result_s: for how long after its end a success is the answer to equal submits.
     """
 
     tier: str | None = None
     timeout_s: float | None = None
     max_crashes: int | None = None
+    dedup: str | None = None
+    dedup_window_s: float = 60.0
+    dedup_key: DedupKey = None
+    reuse_result_s: float = 0.0
 
     # By name: only a worker needs it.
     Request = "inference_tasks.worker.events:TierRequest"
@@ -91,7 +107,8 @@ class InferenceTask(RetryingTask[P, R]):
 
         Raises:
             InvalidArgumentsError, MessageTooLargeError: nothing was sent; the call must change.
-            QueueFullError, BrokerUnavailableError, StateUnavailableError: not accepted; try again later.
+            QueueFullError, DeadlineError, BrokerUnavailableError, StateUnavailableError: not accepted; try again later.
+            IdempotencyConflictError: the key of the options was used for something else.
             OutcomeUnknownError: perhaps accepted; submitting the same ``task_id`` again is harmless.
         """
         return self.options().submit(*args, **kwargs)
@@ -132,6 +149,8 @@ class InferenceTask(RetryingTask[P, R]):
         timeout_s: float | None = None,
         confirm_timeout_s: float | None = None,
         tenant: str | None = None,
+        dedup: bool | None = None,
+        idempotency_key: str | None = None,
         **unknown: Never,
     ) -> Submitter[P, R]:
         """Return something to submit with, under these options: ``classify.options(tier="offline").submit("cat.png")``.
@@ -143,7 +162,13 @@ class InferenceTask(RetryingTask[P, R]):
         for option in unknown:
             raise UnknownOptionError(option, SUBMIT_OPTIONS, where=f"{self.name}.options()")
         chosen = SubmitOptions(
-            tier=tier, task_id=task_id, timeout_s=timeout_s, confirm_timeout_s=confirm_timeout_s, tenant=tenant
+            tier=tier,
+            task_id=task_id,
+            timeout_s=timeout_s,
+            confirm_timeout_s=confirm_timeout_s,
+            tenant=tenant,
+            dedup=dedup,
+            idempotency_key=idempotency_key,
         )
         return Submitter(self, chosen.checked())
 
@@ -219,6 +244,10 @@ class InferenceDecorator:
         retry_backoff_max: int | None = None,
         retry_jitter: bool | None = None,
         rate_limit: str | None = None,
+        dedup: Literal["window"] | None = None,
+        dedup_window_s: float | None = None,
+        dedup_key: DedupKey = None,
+        reuse_result_s: float | None = None,
         check_arguments: bool = True,
         **unknown: Never,
     ) -> Callable[[Callable[P, R]], InferenceTask[P, R]]: ...
@@ -245,6 +274,10 @@ class InferenceDecorator:
         retry_backoff_max: int | None = None,
         retry_jitter: bool | None = None,
         rate_limit: str | None = None,
+        dedup: Literal["window"] | None = None,
+        dedup_window_s: float | None = None,
+        dedup_key: DedupKey = None,
+        reuse_result_s: float | None = None,
         check_arguments: bool = True,
         **unknown: Never,
     ) -> Callable[[Callable[Concatenate[InferenceTask[..., object], P], R]], InferenceTask[P, R]]: ...
@@ -268,6 +301,9 @@ class InferenceDecorator:
               default the settings of section ``retry``. ``jitter``: whether chance lengthens them, by up to a quarter.
             * ``name``, ``bind`` (the task is the first argument), ``ignore_result``, ``throws``, ``autoretry_for``,
               ``retry_backoff``, ``retry_backoff_max``, ``retry_jitter``, ``rate_limit``: as in Celery.
+            * ``dedup="window"``: an equal submit joins the first instead of running again, for ``dedup_window_s`` (60)
+              seconds after it; equal are those with the same arguments, or the same of ``dedup_key``: ``("path",)``, or
+              a function of the arguments. ``reuse_result_s``: how long after its end a success answers them too.
             * ``check_arguments``: against the signature, before anything is sent; on by default.
 
         Raises:
@@ -277,8 +313,16 @@ class InferenceDecorator:
         """
         chosen = _task_options(options)
         # Lazy, as in Celery: nothing of the configuration is read before the task is used.
-        create = partial(self._celery_app.task, base=InferenceTask, shared=False, follows_settings=True, **chosen)
-        return create()(function) if function is not None else create()
+        create = partial(self._celery_app.task, base=InferenceTask, shared=False, follows_settings=True)
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            if "dedup_key" in chosen:
+                named = dedup_key_of(chosen["dedup_key"], function)
+                # A function on the class would become a method of the task.
+                chosen["dedup_key"] = staticmethod(named) if callable(named) else named
+            return create(**chosen)(function)
+
+        return decorate(function) if function is not None else decorate
 
 
 _CELERY_NAMES: Mapping[str, str] = {
@@ -300,6 +344,10 @@ _CELERY_NAMES: Mapping[str, str] = {
     "retry_backoff_max": "retry_backoff_max",
     "retry_jitter": "retry_jitter",
     "rate_limit": "rate_limit",
+    "dedup": "dedup",
+    "dedup_window_s": "dedup_window_s",
+    "dedup_key": "dedup_key",
+    "reuse_result_s": "reuse_result_s",
     "check_arguments": "typing",
 }
 
@@ -314,6 +362,13 @@ def _task_options(options: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if option == "backoff_s":
             value = backoff_of(value)
+        elif option == "reuse_result_s" and value == 0:
+            pass
+        elif option == "dedup":
+            if value != WINDOW:
+                raise CallerError(f'@app.inference: dedup: expected "{WINDOW}" or None, found {value!r:.80}.')
+        elif option == "dedup_key":
+            value = dedup_key_of(value)
         elif option.endswith("_s") and not 0 < value < float("inf"):
             raise CallerError(f"@app.inference: {option}: expected a number of seconds above 0, found {value!r}.")
         if option in ("max_attempts", "max_crashes") and (not isinstance(value, int) or value < 1):

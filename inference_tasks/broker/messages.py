@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inference_routing.admission import retry_after_s
+from inference_routing.admission import RefusalReason, drained_after_s, retry_after_s
 from inference_tasks.errors import (
     BrokerUnavailableError,
+    DeadlineError,
+    IdempotencyConflictError,
     InferenceError,
     MessageTooLargeError,
     OutcomeUnknownError,
@@ -20,6 +22,7 @@ from inference_tasks.state.records import NewTask
 __all__ = [
     "PERSISTENT",
     "Accepted",
+    "Conflict",
     "Declaration",
     "ExchangeDeclaration",
     "Outcome",
@@ -109,21 +112,38 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The broker stored the message, or (``published`` false) the task had already ended and nothing was sent."""
+    """The broker stored the message; or (``published`` false) nothing was sent.
+
+    Nothing is sent where the task had already ended, or where it is shared and its message is stored.
+
+    Attributes:
+        task_id: of the task that this submit has joined; empty where it has its own.
+    """
 
     published: bool = True
+    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The queue is full: the broker kept nothing, and the record written for this message is gone again.
+    """Nothing was kept, and the record written for this message is gone again.
 
     Attributes:
+        reason: the queue is full, too much of the tier is parked, or too much waits before the deadline.
         drained_per_s: how fast workers empty the tier at present, None when that is not known.
+        ahead: how many tasks wait before it, where its deadline is the reason.
     """
 
-    reason: Literal["full", "parked"] = "full"
+    reason: RefusalReason = "full"
     drained_per_s: float | None = None
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A key of this submit belongs to a task that was asked for something else; nothing was sent."""
+
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +169,7 @@ class Unknown:
     reason: str
 
 
-Outcome = Accepted | Refused | TooLarge | Unavailable | Unknown
+Outcome = Accepted | Refused | Conflict | TooLarge | Unavailable | Unknown
 
 
 def error_for(
@@ -164,6 +184,16 @@ def error_for(
     match outcome:
         case Accepted():
             return None
+        case Refused(reason="deadline", drained_per_s=drained_per_s, ahead=ahead):
+            return DeadlineError(
+                tier=tier or outgoing.routing_key,
+                ahead=ahead,
+                timeout_s=_timeout_s(outgoing.task),
+                retry_after_s=drained_after_s(ahead, drained_per_s),
+                task_id=outgoing.task_id,
+            )
+        case Conflict(task_id=task_id):
+            return IdempotencyConflictError(task_id)
         case Refused(reason=reason, drained_per_s=drained_per_s):
             return QueueFullError(
                 tier=tier or outgoing.routing_key,
@@ -181,3 +211,9 @@ def error_for(
             return BrokerUnavailableError(reason)
         case Unknown(reason=reason):
             return OutcomeUnknownError(outgoing.task_id, reason)
+
+
+def _timeout_s(task: NewTask | None) -> float | None:
+    if task is None or task.expires_at_s is None or task.submitted_at_s is None:
+        return None
+    return task.expires_at_s - task.submitted_at_s

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 from inference_routing.admission import RefusalReason
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
+from inference_tasks.broker.followers import Followers
 from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
-from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
+from inference_tasks.broker.messages import Accepted, Conflict, Outcome, Outgoing, Refused, Unavailable, Unknown
+from inference_tasks.broker.rates import Rates
 from inference_tasks.broker.state_port import StatePort
 from inference_tasks.broker.tickets import UNDER_WAY, Encoded, Flight, Stage, Ticket, Verdict
 from inference_tasks.broker.waiting import Waiting
-from inference_tasks.state.records import END_STATES, PARKED
+from inference_tasks.state.records import CONFLICT, END_STATES, LATE, PARKED
 
 __all__ = ["Pipeline", "PipelineSettings"]
 
@@ -29,12 +31,8 @@ log = logging.getLogger(__name__)
 
 # Enough to make one round trip to Redis and one write cheap per message, few enough that a batch takes milliseconds.
 BATCH = 256
-
 # A large call stops writing at this many unanswered messages; single calls go on.
 WINDOW = 4096
-
-RATES_FRESH_S = 1.0
-
 # Waking the loop and writing to the socket cost more than a small message itself.
 LINGER_S = 0.02
 LAST_WRITE_S = 0.5  # for what lingers when the loop ends
@@ -46,7 +44,7 @@ class PipelineSettings:
 
     Attributes:
         state: makes the state port, inside the loop that uses it; None where no records are kept.
-        rates: {tier: tasks drained per second}, blocking; asked at most once a second, for refusals.
+        rates: {tier: tasks drained per second}, blocking; asked at most once a second, for refusals and deadlines.
     """
 
     link: LinkSettings | EmbeddedLinkSettings
@@ -68,9 +66,14 @@ class Pipeline:
         self._refused: list[Flight] = []
         self._background: set[asyncio.Task[None]] = set()
         self._open_tickets: set[Ticket] = set()
-        self._rates: Mapping[str, float] = {}
-        self._rates_at_s = float("-inf")
+        self._rates = Rates(settings.rates)
         self._state: StatePort | None = None
+        self._followers = Followers(
+            encode=settings.link.encode,
+            send=self._to_write.put,
+            settle=self._settle,
+            in_background=self._in_background,
+        )
         self._stopping = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._link = settings.link.open(self._on_verdict, self._on_lost)
@@ -115,7 +118,7 @@ class Pipeline:
 
     async def _main(self) -> None:
         if self._settings.state is not None:
-            self._state = self._settings.state()
+            self._state = self._followers.state = self._settings.state()
         steps = [
             asyncio.create_task(self._for_ever(self._to_record, self._record)),
             asyncio.create_task(self._for_ever(self._to_write, self._write)),
@@ -201,8 +204,9 @@ class Pipeline:
 
     async def _record(self, flights: list[Flight]) -> None:
         assert self._state is not None  # nothing is put into this lane without it
+        tasks = [flight.outgoing.task for flight in flights if flight.outgoing.task]
         try:
-            answers = await self._state.submit([flight.outgoing.task for flight in flights if flight.outgoing.task])
+            answers = await self._state.submit(await self._rates.limited(tasks))
         except Exception as exc:
             # Whatever the store raises, these messages are not sent: a task nobody can ask about is worse than none.
             log.debug("writing %d records failed", len(flights), exc_info=True)
@@ -213,17 +217,22 @@ class Pipeline:
         parked: list[Flight] = []
         for flight, answer in zip(flights, answers, strict=True):
             flight.created = answer.created
+            if answer.shares and answer.state != CONFLICT:
+                self._followers.joined(flight, answer)
             if flight.stage is Stage.SETTLED:
                 # Its caller's time was over while the record was written.
                 orphans.append(flight)
             elif answer.state == PARKED:
                 flight.stage = Stage.LEAVING
                 parked.append(flight)
-            elif answer.state in END_STATES:
-                self._settle(flight, Accepted(published=False))
+            elif answer.state in (LATE, CONFLICT):
+                late = Refused("deadline", self._drained_per_s(flight), answer.ahead)
+                self._settle(flight, Conflict(answer.shares) if answer.shares else late)
+            elif answer.state in END_STATES or (answer.shares and not answer.is_unsure):
+                self._settle(flight, Accepted(published=False, task_id=answer.shares))
             else:
                 flight.stage = Stage.RECORDED
-                self._to_write.put(flight)
+                self._followers.sent_or_waits(flight)
         if orphans:
             self._in_background(self._retract(orphans))
         if parked:
@@ -265,7 +274,7 @@ class Pipeline:
         if flight.stage is Stage.SETTLED:
             return
         if verdict is Verdict.ACCEPTED:
-            self._settle(flight, Accepted())
+            self._settle(flight, Accepted(task_id=flight.shares))
         elif verdict is Verdict.UNROUTABLE and not flight.rerouted and self._link.prepare_again():
             # The queues are gone, or were never declared in this virtual host: once more, after declaring them.
             flight.rerouted = True
@@ -289,20 +298,12 @@ class Pipeline:
         await self._refuse(flights, "full")
 
     async def _refuse(self, flights: Iterable[Flight], reason: RefusalReason) -> None:
-        await self._refresh_rates()
+        await self._rates.refresh()
         for flight in flights:
-            task = flight.outgoing.task
-            drained_per_s = self._rates.get(task.tier) if task is not None else None
-            self._settle(flight, Refused(reason, drained_per_s))
+            self._settle(flight, Refused(reason, self._drained_per_s(flight)))
 
-    async def _refresh_rates(self) -> None:
-        if self._settings.rates is None or self._loop.time() - self._rates_at_s < RATES_FRESH_S:
-            return
-        self._rates_at_s = self._loop.time()
-        try:
-            self._rates = await asyncio.to_thread(self._settings.rates)
-        except Exception:
-            log.debug("the rates could not be read", exc_info=True)
+    def _drained_per_s(self, flight: Flight) -> float | None:
+        return self._rates.of(flight.outgoing.task.tier) if flight.outgoing.task is not None else None
 
     async def _retract(self, flights: Iterable[Flight]) -> None:
         ids_by_nonce: defaultdict[str, list[str]] = defaultdict(list)
@@ -363,6 +364,8 @@ class Pipeline:
         if flight.stage is Stage.SETTLED:
             return
         flight.stage = Stage.SETTLED
+        if flight.leads:
+            self._followers.settled(flight, outcome)
         ticket = flight.ticket
         ticket.outcomes[flight.index] = outcome
         ticket.open -= 1

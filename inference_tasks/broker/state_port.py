@@ -17,7 +17,10 @@ class StatePort(Protocol):
         """Write the records that do not exist yet, in one round trip."""
 
     async def retract(self, task_ids: Sequence[str], nonce: str, /) -> int:
-        """Delete those records that this nonce created and that nobody has started."""
+        """Delete those records that this nonce created, or was the last to hold, and that nobody has started."""
+
+    async def confirmed(self, task_ids: Sequence[str], /) -> None:
+        """Note that the messages of these shared tasks are stored."""
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -58,11 +58,25 @@ class Flight:
     """One message between the call that sends it and its outcome.
 
     Attributes:
-        created: this submit wrote the task's record, so it may take it back.
+        created: this submit wrote the task's record, or holds a share in it, so it may take that back.
+        shares: the id of the task that it has joined, whose message this then is; empty where it has its own.
+        leads: the id of the shared task whose only message of this process it is; empty for none.
         rerouted: it came back because no queue took it, and is on its second way.
     """
 
-    __slots__ = ("created", "encoded", "index", "outgoing", "rerouted", "stage", "tag", "ticket", "written_at_s")
+    __slots__ = (
+        "created",
+        "encoded",
+        "index",
+        "leads",
+        "outgoing",
+        "rerouted",
+        "shares",
+        "stage",
+        "tag",
+        "ticket",
+        "written_at_s",
+    )
 
     def __init__(self, ticket: Ticket, index: int, outgoing: Outgoing, encoded: Encoded) -> None:
         self.ticket = ticket
@@ -71,6 +85,8 @@ class Flight:
         self.encoded = encoded
         self.stage = Stage.WAITING
         self.created = False
+        self.shares = ""
+        self.leads = ""
         self.rerouted = False
         self.tag = 0
         self.written_at_s = 0.0

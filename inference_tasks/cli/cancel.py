@@ -13,9 +13,7 @@ __all__ = ["cancel"]
 
 @click.command()
 @click.argument("task_id", metavar="ID")
-@click.option(
-    "--terminate", is_flag=True, help="If it runs, kill its process (prefork pool), not only ask it to stop."
-)
+@click.option("--terminate", is_flag=True, help="If it runs, kill its process (prefork pool), not only ask it to stop.")
 @command_options
 def cancel(invocation: Invocation, *, task_id: str, terminate: bool) -> None:
     """Cancel task ID, whoever waits for it.

@@ -166,6 +166,12 @@ class StateSettings(_Masked):
         "is recognised. Too low: results are gone before they are fetched. Too high: Redis fills up.",
         minimum=1,
     )
+    idempotency_ttl_s: float = setting(
+        86400.0,
+        "How long a submit with an idempotency key that was used before is answered with the first one's task. Must be "
+        "longer than a client goes on repeating one. More than finished_ttl_s does nothing for tasks that have ended.",
+        minimum=1,
+    )
     on_state_loss: Literal["wait", "run"] = setting(
         "wait",
         "What workers do while Redis is away. wait: take no new work until it is back. run: go on without claims, so "

@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
-from inference_tasks.broker.messages import Accepted, Outcome, Outgoing
+from inference_tasks.broker.messages import Accepted, Conflict, Outcome, Outgoing
 from inference_tasks.errors import TaskCancelledError
-from inference_tasks.state.records import END_STATES, Cancellation, Claimant, State, TaskError, TaskRecord, Verdict
+from inference_tasks.state.records import (
+    CONFLICT,
+    END_STATES,
+    Cancellation,
+    Claimant,
+    State,
+    TaskError,
+    TaskRecord,
+    Verdict,
+)
 from inference_tasks.testing.store import FakeTaskStore
 
 if TYPE_CHECKING:
@@ -46,8 +55,11 @@ class EagerRunner:
         assert new is not None, "only tasks are submitted"
         with self._lock:
             self.store.now_s = time.time()
-            if self.store.submit([new])[0].state in END_STATES:
-                return Accepted(published=False)
+            answer = self.store.submit([new])[0]
+            if answer.state == CONFLICT:
+                return Conflict(answer.shares)
+            if answer.shares or answer.state in END_STATES:
+                return Accepted(published=False, task_id=answer.shares)
             claimant = Claimant(
                 new.id, new.name, new.tier, new.lane, new.generation, new.submitted_at_s, new.expires_at_s
             )
