@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 from inference_routing.lane import QueueKey
 from inference_tasks.app import Inference
@@ -25,8 +26,13 @@ log = logging.getLogger(__name__)
 
 BATCH = 500
 PAGE = 1000
+#: How long a difference that a reading did not remove is left alone.
+SETTLED_S = 600.0
 
 T = TypeVar("T")
+
+#: {whose: depth and count after the last reading, and when that was}
+_settled: WeakKeyDictionary[Inference, tuple[tuple[int, int], float]] = WeakKeyDictionary()
 
 
 def keys_by_queue(inference: Inference) -> dict[str, QueueKey]:
@@ -73,9 +79,23 @@ def refresh(inference: Inference, *, wait_s: float = LOCK_S, is_forced: bool = F
         DeadLettersBusyError: another process reads them.
         BrokerUnavailableError, StateUnavailableError: one of the two does not answer; nothing is half done.
     """
-    if not is_forced and depth(inference) == inference.store.dead_count():
+    counts = (depth(inference), inference.store.dead_count())
+    if not is_forced and (counts[0] == counts[1] or _is_settled(inference, counts)):
         return 0
-    return _Refresh(inference).run(wait_s)
+    changed = _Refresh(inference).run(wait_s)
+    counts = (depth(inference), inference.store.dead_count())
+    _settled[inference] = (counts, monotonic())
+    return changed
+
+
+def _is_settled(inference: Inference, counts: tuple[int, int]) -> bool:
+    """Whether a reading has left the two as different as they are, not long ago.
+
+    Two letters of one id have one entry. To read them every few seconds for ever would change nothing, and spend the
+    million deliveries after which the broker gives a message up.
+    """
+    known, at = _settled.get(inference, ((0, 0), 0.0))
+    return known == counts and monotonic() - at < SETTLED_S
 
 
 class _Refresh:
@@ -127,9 +147,9 @@ class _Refresh:
             # The connection was lost before its confirm came, so the worker buried it once more.
             self._useless(message, "second copies of one letter")
             return False
-        is_first = dead.id not in self._seen
-        self._seen.setdefault(dead.id, mark)
-        return is_first and self._generations.get(dead.id) != dead.generation
+        before = self._seen.setdefault(dead.id, mark)
+        # Of two letters with one id and generation the first is listed; of two generations the later one.
+        return (before == mark or before[0] != dead.generation) and self._generations.get(dead.id) != dead.generation
 
     def _entry(self, message: Delivery, letter: Letter, record: TaskRecord | None) -> DeadLetter | None:
         """Return what the index is to say of a letter; None if nothing, now or for ever."""

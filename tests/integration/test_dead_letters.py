@@ -296,6 +296,26 @@ def test_a_strangers_message_is_listed_refused_and_dropped(rig: Rig) -> None:
         rig.wait_states(app, ids, success=1)
 
 
+def test_letters_that_cannot_be_told_apart_are_not_read_again_and_again(rig: Rig) -> None:
+    app = rig.app()
+    inference = inference_of(app)
+    perish(rig, app, range(1))
+    (message,) = rig.dead(app, 1)
+    dead = inference.topology.dead.name
+    for body in (b"[[1, 1], {}, {}]", b"[[2, 2], {}, {}]"):
+        outgoing = Outgoing(body, inference.settings.namespace, dead, Properties(headers=message.headers))
+        assert inference.publisher.send(outgoing) == Accepted()
+    for _ in range(5):
+        refresh(inference)
+        assert (depth(inference), inference.store.dead_count()) == (2, 1)
+    counts = [_delivery_count(one) for one in rig.dead(app, 2)]
+    assert max(counts) <= 1
+
+
+def _delivery_count(message: Any) -> int:
+    return int(message.headers.get("x-delivery-count", 0))
+
+
 def test_a_second_copy_of_a_letter_and_one_that_was_replayed_are_taken_out(rig: Rig) -> None:
     app = rig.app()
     inference = inference_of(app)
