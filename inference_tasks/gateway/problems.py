@@ -15,6 +15,8 @@ from inference_tasks.errors import (
     BrokerUnavailableError,
     BusyError,
     CallerError,
+    DeadlineError,
+    IdempotencyConflictError,
     InferenceError,
     InvalidArgumentsError,
     MessageTooLargeError,
@@ -45,6 +47,7 @@ class _Kind(NamedTuple):
 # The first class that fits; so the narrow ones stand before their families.
 _TABLE: tuple[tuple[type[InferenceError], _Kind], ...] = (
     (QueueFullError, _Kind(429, "queue-full", "The tier accepts nothing now")),
+    (DeadlineError, _Kind(429, "deadline", "The task could not start in time")),
     (BrokerUnavailableError, _Kind(503, "broker-unavailable", "The message broker is away")),
     (StateUnavailableError, _Kind(503, "state-unavailable", "The state store is away")),
     (OutcomeUnknownError, _Kind(503, "outcome-unknown", "It is unknown whether the task was accepted")),
@@ -53,13 +56,25 @@ _TABLE: tuple[tuple[type[InferenceError], _Kind], ...] = (
     (UnknownTaskError, _Kind(404, "unknown-task", "There is no task of this name")),
     (MessageTooLargeError, _Kind(413, "too-large", "The request is too large")),
     (InvalidArgumentsError, _Kind(422, "invalid-arguments", "The arguments do not fit the task")),
+    (IdempotencyConflictError, _Kind(422, "idempotency-conflict", "The key was used for another request")),
     (UnknownTierError, _Kind(422, "unknown-tier", "There is no such tier")),
     (CallerError, _Kind(422, "invalid-request", "The request cannot be meant")),
     (InferenceError, _Kind(500, "internal", "The server cannot do this now")),
 )
 
 # What an error may tell of itself, by its attributes; one list for all, so that a client finds the same names anywhere.
-_EXTENSIONS = ("tier", "limit", "reason", "retry_after_s", "task_id", "nearest", "size_bytes", "limit_bytes", "errors")
+_EXTENSIONS = (
+    "tier",
+    "limit",
+    "ahead",
+    "reason",
+    "retry_after_s",
+    "task_id",
+    "nearest",
+    "size_bytes",
+    "limit_bytes",
+    "errors",
+)
 
 
 class ProblemError(Exception):
