@@ -16,6 +16,7 @@ def add_to(app: InferenceApp) -> None:
     """Register the tasks."""
     app.inference(tier="batch", name="watching", bind=True, backoff_s=1, jitter=False)(_watching)
     app.inference(tier="batch", name="left", bind=True)(_left)
+    app.inference(tier="batch", name="reused", dedup="window", reuse_result_s=60)(_reused)
 
 
 def _watching(self: Any, number: int, then: str = "cancelled") -> int:
@@ -44,3 +45,8 @@ def _left(self: Any, number: int, gate: str = "", timeout_s: float = 0.0) -> flo
         time.sleep(0.01)
     left_s: float | None = self.remaining_s()
     return left_s
+
+
+def _reused(number: int) -> int:
+    history.log("start", tier="batch", number=number)
+    return number
