@@ -36,7 +36,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     204: {"description": "It has ended, and the client has seen that: it need not come back."},
 }
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_IDEMPOTENCY_KEY = re.compile(r'"([\x20-\x21\x23-\x5b\x5d-\x7e]{1,255})"|([\x21-\x7e]{1,255})')
+_IDEMPOTENCY_KEY = re.compile(r'"([\x20-\x21\x23-\x5b\x5d-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})')
 
 
 def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
@@ -168,7 +168,7 @@ def _accepted(submitted: Submitted, links: dict[str, str]) -> dict[str, Any]:
     return {
         "id": submitted.id,
         "task": submitted.task,
-        "state": "pending",
+        "state": submitted.state,
         "tier": submitted.tier,
         "links": links,
         "retry_after_s": POLL_FIRST_S,

@@ -38,11 +38,17 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of one submit: the id, the tier it went to, and the record if its end was waited for and came."""
+    """What became of one submit.
+
+    Attributes:
+        tier, state: as far as they are known.
+        record: of a task that has ended: its end was waited for and came, or the submit joined one that had ended.
+    """
 
     id: str
     task: str
     tier: str
+    state: str
     record: TaskRecord | None
 
 
@@ -152,12 +158,15 @@ class Gateway:
             self.metrics.refused(choice.tier, problem.name, reason)
             raise problem from error
         self.metrics.submitted(choice.tier)
-        is_left = gone is not None and gone.done() and record is None
+        is_finished = record is not None and record.is_finished
+        is_left = gone is not None and gone.done() and not is_finished
         if is_left and choice.tier == REALTIME and idempotency_key is None:
             # Too late, or Redis away: then it runs, as it would have if the client had not asked to wait.
             with suppress(InferenceError):
                 await handle.cancel_async()
-        return Submitted(handle.id, task.name, choice.tier, record)
+        if record is None:
+            return Submitted(handle.id, task.name, choice.tier, State.PENDING, None)
+        return Submitted(handle.id, task.name, record.tier, record.state, record if is_finished else None)
 
     async def look_up(self, key: ApiKey, task_id: str) -> TaskRecord:
         """Return the record of a task that this key may see.
@@ -204,21 +213,26 @@ class Gateway:
     ) -> tuple[TaskHandle[Any], TaskRecord | None]:
         task_id = uuid()
         chosen = SubmitOptions(task_id=task_id, **options).checked()
-        if wait_s <= 0:
-            return await self._send(key, task, body, chosen, task_id), None
         until_s = time.monotonic() + wait_s
-        # Watched before it is sent, so that its end cannot be missed.
-        async with self.waiters.watch(task_id, is_looking=task.ignore_result) as watch:
+        if wait_s <= 0:
             handle = await self._send(key, task, body, chosen, task_id)
             if handle.id == task_id:
-                return handle, await self._end_of(task_id, watch, until_s, gone)
-        # It has joined another one, which may have ended long ago.
-        try:
+                return handle, None
+        else:
+            # Watched before it is sent, so that its end cannot be missed.
+            async with self.waiters.watch(task_id, is_looking=task.ignore_result) as watch:
+                handle = await self._send(key, task, body, chosen, task_id)
+                if handle.id == task_id:
+                    return handle, await self._end_of(task_id, watch, until_s, gone)
+        # It has joined another one, which may have ended long ago, and counts already.
+        with suppress(InferenceError):
+            await self._in_flight.leave(key, task_id)
             async with self.waiters.watch(handle.id, is_looking=True) as watch:
                 watch.wake()
-                return handle, await self._end_of(handle.id, watch, until_s, gone)
-        except StateUnavailableError:
-            return handle, None
+                if wait_s > 0 and (record := await self._end_of(handle.id, watch, until_s, gone)):
+                    return handle, record
+            return handle, (await self.store.get_many([handle.id]))[0]
+        return handle, None
 
     async def _send(
         self, key: ApiKey, task: InferenceTask[..., Any], body: SubmitBody, chosen: SubmitOptions, task_id: str
