@@ -18,6 +18,7 @@ def make_app() -> InferenceApp:
     app.inference(tier="batch", name="noop")(noop)
     app.inference(tier="batch", name="sleep")(sleep)
     app.inference(tier="batch", name="strange")(sleep_strange)
+    app.inference(tier="batch", name="equal", dedup="window", reuse_result_s=60.0)(sleep)
     return app
 
 
