@@ -109,18 +109,23 @@ def publish_raw(app: InferenceApp, tier: str, body: bytes, headers: Mapping[str,
 
 def dead_letters(app: InferenceApp, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
     """Take `count` messages out of the dead-letter queue, waiting for them."""
+    return taken_from(app, inference_of(app).topology.dead.name, count, timeout_s)
+
+
+def taken_from(app: InferenceApp, queue: str, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
+    """Take `count` messages out of a queue, waiting for them."""
     inference: Inference = inference_of(app)
     taken: list[Any] = []
     with Connection(cast(str, inference.settings.broker.url)) as connection:
         channel: Any = connection.default_channel
 
         def take() -> bool:
-            message = channel.basic_get(inference.topology.dead.name, no_ack=True)
+            message = channel.basic_get(queue, no_ack=True)
             if message is not None:
                 taken.append(message)
             return len(taken) >= count
 
-        until(take, f"{count} dead letters", timeout_s)
+        until(take, f"{count} messages in {queue}", timeout_s)
     return taken
 
 
