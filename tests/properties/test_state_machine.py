@@ -25,6 +25,7 @@ from inference_tasks.state.records import (
     DeadLetter,
     Move,
     NewTask,
+    ShareKey,
     State,
     TaskError,
     TaskRecord,
@@ -43,6 +44,7 @@ QUEUES = tuple(f"inference.{tier}{suffix}" for tier in ("realtime", "batch", "of
 WORKERS = ("w1", "w2", "w3")
 ids = st.sampled_from(IDS)
 workers = st.sampled_from(WORKERS)
+nonces = st.sampled_from(("n1", "n2"))
 generations = st.sampled_from((0, 0, 0, 1))
 hops = st.sampled_from((0, 0, 0, 1, 2))
 lanes = st.sampled_from(("fresh", "returned", "returned", "aged"))
@@ -93,7 +95,7 @@ class TaskLife(RuleBasedStateMachine):
 
     @rule(
         task_ids=st.lists(ids, min_size=1, max_size=3),
-        nonce=st.sampled_from(("n1", "n2")),
+        nonce=nonces,
         generation=generations,
         lane=lanes,
         has_deadline=st.booleans(),
@@ -121,7 +123,7 @@ class TaskLife(RuleBasedStateMachine):
         ]
         assert self.real.store.submit(tasks) == self.fake.store.submit(tasks)
 
-    @rule(task_ids=st.lists(ids, max_size=2), nonce=st.sampled_from(("n1", "n2")))
+    @rule(task_ids=st.lists(ids, max_size=2), nonce=nonces)
     def retract(self, task_ids: list[str], nonce: str) -> None:
         assert self.real.store.retract(task_ids, nonce) == self.fake.store.retract(task_ids, nonce)
         for task_id in task_ids:
@@ -228,6 +230,42 @@ class TaskLife(RuleBasedStateMachine):
     def write_from_outside(self, task_id: str, state: str | None, may_create: bool) -> None:
         answer = self.real.store.write(task_id, None, None, state, None, b"y", 60, may_create=may_create)
         assert answer == self.fake.store.write(task_id, None, None, state, None, b"y", 60, may_create=may_create)
+
+    @rule(
+        task_id=ids,
+        nonce=nonces,
+        digest=st.sampled_from(("k1", "k1", "k2")),
+        tier=st.sampled_from(("realtime", "batch", "offline")),
+        has_deadline=st.booleans(),
+        reuse_s=st.sampled_from((0.0, 500.0)),
+        is_stored=st.booleans(),
+    )
+    def submit_alike(
+        self, task_id: str, nonce: str, digest: str, tier: str, has_deadline: bool, reuse_s: float, is_stored: bool
+    ) -> None:
+        expires_at_s = DEADLINE_S if has_deadline else None
+        shared = (ShareKey(digest, 800.0, reuse_s),)
+        task = NewTask(task_id, "f", tier, tier, "fresh", 0, nonce, 0.0, expires_at_s, shared=shared)
+        (answer,) = self.real.store.submit([task])
+        assert [answer] == self.fake.store.submit([task])
+        if answer.shares:
+            (record,) = self.real.store.get_many([answer.shares])
+            assert record is not None, "a submit joined a task that nobody knows"
+            assert not record.is_finished or (record.state == State.SUCCESS and reuse_s), (
+                "a submit joined an ended task"
+            )
+            assert record.cancel_asked is None or record.is_finished, "a submit joined a task that is to stop"
+        if is_stored and (answer.created or answer.shares):
+            for store in (self.real.store, self.fake.store):
+                store.confirmed([answer.shares or task_id])
+
+    @rule(task_id=ids, nonce=nonces)
+    def give_up(self, task_id: str, nonce: str) -> None:
+        wishes = [(task_id, nonce)]
+        (record,) = self.real.store.get_many([task_id])
+        if record is None or record.tier_wanted is None:
+            return
+        assert self.real.store.cancel(wishes) == self.fake.store.cancel(wishes)
 
     @rule(task_id=ids, terminate=st.booleans(), is_meant=seldom)
     def cancel(self, task_id: str, terminate: bool, is_meant: bool) -> None:
@@ -417,6 +455,7 @@ def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
         record.hop,
         record.dead,
         record.cancel_asked,
+        record.tier_wanted,
         record.token is None,
         *(moment is None for moment in moments),
     )
