@@ -18,24 +18,11 @@ from inference_tasks.broker.messages import Accepted
 from inference_tasks.state.records import Claimant, State
 from tests.support.brokers import dead_letters, publish_raw, until
 from tests.support.history import History
+from tests.support.parked import parked
 from tests.support.rig import Rig, task
 from tests.support.servers import RabbitMQNode
 
 PARKED = 1_000
-
-
-def queues(node: RabbitMQNode, vhost: str) -> dict[str, tuple[int, int]]:
-    """{queue: (ready, unacknowledged)}, as the broker counts at this moment."""
-    listed = node.ctl("list_queues", "--vhost", vhost, "name", "messages_ready", "messages_unacknowledged", "--silent")
-    rows = [line.split("\t") for line in listed.splitlines()]
-    return {row[0]: (int(row[1]), int(row[2])) for row in rows if len(row) == 3 and row[1].isdigit()}
-
-
-def parked(node: RabbitMQNode, vhost: str) -> tuple[int, int]:
-    """How many messages lie in the delay queues, and how many of all queues a worker holds."""
-    found = queues(node, vhost)
-    delayed = sum(sum(counts) for name, counts in found.items() if "_celery_delayed_" in name)
-    return delayed, sum(held for name, (_, held) in found.items() if "_celery_delayed_" not in name)
 
 
 def raw(rig: Rig, app: InferenceApp, number: int, task_id: str, **headers: Any) -> None:
