@@ -298,7 +298,7 @@ class Pipeline:
         await self._refuse(flights, "full")
 
     async def _refuse(self, flights: Iterable[Flight], reason: RefusalReason) -> None:
-        await self._rates.refresh()
+        await self._rates.refresh(may_be_old=True)
         for flight in flights:
             self._settle(flight, Refused(reason, self._drained_per_s(flight)))
 
