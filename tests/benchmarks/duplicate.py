@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -27,7 +27,9 @@ CLIENTS, WORKERS = 2, 2
 SHORT_S, LONG_S = 0.0, 0.3
 
 
-def at_once(threads: ThreadPoolExecutor, submits: list[Callable[[], TaskHandle[object]]]) -> list[tuple[str, float]]:
+def at_once(
+    threads: ThreadPoolExecutor, submits: Sequence[Callable[[], TaskHandle[object]]]
+) -> list[tuple[str, float]]:
     """Call all at once; return id and seconds of each."""
     barrier = threading.Barrier(len(submits))
 

@@ -22,7 +22,7 @@ from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
 from tests.support.processes import WorkerProcess
 
-APP, CLIENT, MOUNTED, MIGRATION = blocks("README.md", "python")
+APP, CLIENT, MOUNTED, SHARED, MIGRATION = blocks("README.md", "python")
 
 # As a client of the app that the README mounts the gateway in.
 ASKED = """
@@ -74,6 +74,23 @@ def test_the_example_runs_as_the_readme_says(tmp_path: Path) -> None:
         assert run("-c", MOUNTED + ASKED).split() == ["200", "picture", "success"]
         tiers = json.loads(run("-m", "inference_tasks.cli", "tiers", "--json"))
         assert {one["tier"] for one in tiers} == {"realtime", "batch", "offline"}
+
+
+def test_equal_submits_share_their_task_and_it_watches_its_time() -> None:
+    script = f"{SHARED}\napp.conf.task_always_eager = True\n"
+    script += "one, two = caption.submit('a'), caption.submit('a', words=3)\n"
+    script += "print(one == two, len(one.result()), ask('b', 'order'), caption.submit('c', 2).result())\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # In eager mode a task has ended when its submit returns: there is nothing to cancel.
+    assert done.stdout.split() == ["True", "20", "False", "……"]
 
 
 def test_a_plain_app_adopts_the_tiers_in_two_lines() -> None:

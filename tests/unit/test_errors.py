@@ -33,6 +33,8 @@ EXAMPLES: list[errors.InferenceError] = [
     errors.RetryAfter(3, "later"),
     errors.PermanentError("never"),
     errors.TaskCancelledError("nobody waits"),
+    errors.DeadlineError(tier="batch", ahead=9, timeout_s=2.0, retry_after_s=3.0),
+    errors.IdempotencyConflictError("id-1"),
 ]
 
 
