@@ -75,6 +75,9 @@ def record_view(record: TaskRecord) -> Table:
     table.add_row("state", Text(record.state, style=_STYLES.get(State(record.state), "")))
     table.add_row("tier", f"{tier}, lane {record.lane}")
     table.add_row("attempts", f"{record.attempts}  (failures {record.failures}, crashes {record.crashes})")
+    if record.cancel_asked and not record.is_finished:
+        how = "to stop" if record.cancel_asked == "stop" else "to be terminated"
+        table.add_row("cancelling", f"asked {how}")
     if record.worker:
         table.add_row("worker", record.worker)
     if record.due_at_s and record.state in (State.RETRYING, State.PENDING):

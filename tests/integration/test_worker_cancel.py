@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -134,3 +138,20 @@ def test_a_run_sees_its_remaining_time(rig: Rig) -> None:
         assert task(app, "left").submit(0).result(timeout_s=60) is None
         left_s = task(app, "left").options(timeout_s=90).submit(1).result(timeout_s=60)
     assert 0 < left_s < 90
+
+
+def test_the_command_cancels_and_says_what_came_of_it(rig: Rig) -> None:
+    app = rig.app()
+    waiting = task(app, "step.batch").submit(0)
+
+    def run(*argv: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "inference_tasks.cli", "cancel", "-A", "tests.support.faulty_app", *argv]
+        env = {**os.environ, **rig.env()}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout
+
+    code, said = run(waiting.id, "--json")
+    assert (code, json.loads(said)) == (0, {"id": waiting.id, "cancelled": True, "state": "cancelled"})
+    code, said = run(waiting.id, "--terminate")
+    assert (code, said.strip()) == (1, f"{waiting.id} had ended before, as cancelled")
+    assert run("nobody")[0] == 3
