@@ -80,6 +80,7 @@ class Claiming:
         lease_s: float,
         run_unclaimed: bool,
         is_inside: Callable[[str], bool],
+        adopt: Callable[[Intake, int, Delivery], bool],
     ) -> None:
         self._claims = claims
         self._picker = picker
@@ -91,6 +92,7 @@ class Claiming:
         self._lease_s = lease_s
         self._run_unclaimed = run_unclaimed
         self._is_inside = is_inside
+        self._adopt = adopt
         self._waiting: deque[tuple[float, Delivery]] = deque()
         # Tasks on which this worker may have a claim that it does not know of, since an answer was lost.
         self._in_doubt: set[str] = set()
@@ -139,6 +141,9 @@ class Claiming:
             return True
         if claim.verdict == "held":
             self._picker.refund(held.pick)
+            if claim.worker == self._worker and self._adopt(held.intake, claim.token, held.message):
+                logger.info("task %s[%s] runs on: its message came back", held.intake.name, held.intake.id)
+                return False
             if is_in_doubt and claim.worker == self._worker and not self._is_inside(held.intake.id):
                 # The answer to an earlier claim of ours was lost: nothing runs under it. The name alone says nothing:
                 # a worker of the same name may be running it, or have died of it.

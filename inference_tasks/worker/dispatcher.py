@@ -78,6 +78,7 @@ class Dispatcher:
             lease_s=lease_s,
             run_unclaimed=run_unclaimed,
             is_inside=self._is_inside,
+            adopt=slots.adopt,
         )
         self.hold_s = hold_s
         self._deliver = deliver
@@ -164,11 +165,7 @@ class Dispatcher:
         self._claiming.give_back(back)
 
     def _is_inside(self, task_id: str) -> bool:
-        return (
-            task_id in self._deferred
-            or any(ticket.intake.id == task_id for ticket in self.slots)
-            or any(held.intake.id == task_id for held in self._held)
-        )
+        return task_id in self._deferred or any(one.intake.id == task_id for one in (*self.slots, *self._held))
 
     def _start(self, now: float) -> bool:
         while self._held and self.slots.free:
@@ -382,6 +379,7 @@ class Dispatcher:
 
     def connection_lost(self) -> None:
         """Every delivery tag is void: the broker has everything back. What runs goes on."""
+        self.slots.connection_lost()
         self._void_asked()
         for _, pick in self._arrived:
             self._picker.refund(pick)

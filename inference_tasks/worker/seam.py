@@ -50,6 +50,7 @@ __all__ = [
     "read_by_hand",
     "read_frame",
     "ready_processes",
+    "replace_delivery",
     "revoke_here",
     "settled",
     "stop_worker",
@@ -173,6 +174,12 @@ def nack(message: Any) -> None:
             message._state = "REQUEUED"
     else:
         message.requeue()
+
+
+def replace_delivery(message: Any, again: Any) -> None:
+    """Have a message settled by another delivery of it; Celery's request of a running task keeps the first one."""
+    message.channel, message.delivery_tag = again.channel, again.delivery_tag
+    message.delivery_info, message._state = again.delivery_info, again._state
 
 
 def read_frame(connection: Any, timeout_s: float = 0) -> bool:

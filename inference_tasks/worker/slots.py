@@ -20,7 +20,8 @@ __all__ = ["Observer", "SlotPool", "Slots", "Ticket"]
 class Ticket:
     """One slot in use, from the hand-over to the pool until the slot is free again.
 
-    ``started_s`` and ``predicted_s`` are on the worker's monotonic clock, in seconds.
+    ``started_s`` and ``predicted_s`` are on the worker's monotonic clock, in seconds. ``is_adrift``: the connection on
+    which its message was delivered is lost, and the broker will deliver it again.
     """
 
     intake: Intake
@@ -32,6 +33,7 @@ class Ticket:
     predicted_s: float
     reserved: bool
     held_s: float = 0.0
+    is_adrift: bool = False
     job: object | None = field(default=None, repr=False)
 
 
@@ -81,6 +83,27 @@ class Slots:
         self._taken.add(ticket)
         if not ticket.reserved:
             self._lower += 1
+
+    def connection_lost(self) -> None:
+        """The broker has the messages of all that runs back."""
+        for ticket in self._taken:
+            ticket.is_adrift = True
+
+    def adopt(self, intake: Intake, token: int, message: Delivery) -> bool:
+        """Keep a message that came back while the run of its very claim goes on here: it is settled when that ends.
+
+        False if there is no such run, or it has its message. Not a copy of another hop: a retry's own, acknowledged
+        at the end of the run that asked for it, would be lost.
+        """
+        for ticket in self._taken:
+            if ticket.intake.id == intake.id and ticket.token == token and ticket.is_adrift:
+                same = (ticket.intake.generation, ticket.intake.hop) == (intake.generation, intake.hop)
+                if not same or ticket.message.acknowledged:
+                    return False
+                seam.replace_delivery(ticket.message, message)
+                ticket.is_adrift = False
+                return True
+        return False
 
     def free_up(self, ticket: Ticket) -> bool:
         """Free the ticket's slot; false if that has happened already."""

@@ -13,11 +13,13 @@ from inference_tasks.errors import InferenceError
 from tests.conftest import _installed
 from tests.support.brokers import until
 from tests.support.history import History
+from tests.support.parked import parked
 from tests.support.processes import WorkerProcess
 from tests.support.proxy import FaultProxy
 from tests.support.rig import POOLS, Rig, connections_lost, task
 from tests.support.servers import RabbitMQNode
 
+MET = "met a live claim"
 SLOTS = {"prefork": 2, "threads": 2, "solo": 1}
 
 
@@ -60,6 +62,40 @@ def test_a_task_that_runs_while_the_line_is_cut_starts_once_and_ends_once(
     assert rig.starts() == dict.fromkeys(range(4), 1)
     record = running.status()
     assert (record.state, record.attempts, record.crashes) == ("success", 1, 0)
+    rig.wait_waiting(app, 0)
+
+
+@pytest.mark.parametrize("ending", ["success", "failed"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_gets_the_message_of_its_own_run_back_keeps_it(
+    rig: Rig, line: FaultProxy, rabbitmq: RabbitMQNode, vhost: str, pool: str, ending: str
+) -> None:
+    app, gate = rig.app(), rig.gate()
+    with rig.worker(*POOLS[pool], "--concurrency", "2") as worker:
+        if ending == "success":
+            running = task(app, "gated.batch").submit(0, str(gate))
+        else:
+            running = task(app, "tried.batch").submit(0, ["permanent"], str(gate))
+        rig.wait_started(0)
+        if pool == "prefork":
+            rig.wait_known_as_running(app, 1)
+        for cut in (1, 2):
+            line.reset_peer()
+            worker.wait_for("runs on: its message came back", count=cut)
+        # Nothing of it is parked: the worker has its message, and the other slot is there for others.
+        until(lambda: parked(rabbitmq, vhost) == (0, 1), "the message is the worker's")
+        assert task(app, "step.batch").submit(1).result(timeout_s=60) == 1
+        gate.open()
+        rig.wait_states(app, [running.id], **{ending: 1})
+        if ending == "failed":
+            (dead,) = rig.dead(app, 1)
+            assert dead.headers["id"] == running.id
+        until(lambda: parked(rabbitmq, vhost) == (0, 0), "the broker knows that it has ended")
+        assert MET not in worker.log
+        assert worker.terminate() == 0
+    assert rig.starts() == {0: 1, 1: 1}
+    record = running.status()
+    assert (record.attempts, record.crashes) == (1, 0)
     rig.wait_waiting(app, 0)
 
 

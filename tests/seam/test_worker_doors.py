@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from io import BytesIO
 from struct import unpack
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import amqp
 import pytest
@@ -194,6 +196,18 @@ def test_a_message_says_that_it_was_settled() -> None:
     message: Any = Message()
     assert not message.acknowledged
     message._state = "REQUEUED"
+    assert message.acknowledged
+
+
+def test_a_message_is_settled_by_the_delivery_that_has_replaced_its_own() -> None:
+    first, second = Mock(no_ack_consumers=None), Mock(no_ack_consumers=None)
+    message: Any = Message(channel=first, delivery_tag="1")
+    again: Any = Message(channel=second, delivery_tag="7")
+    settle = message.ack_log_error  # as Celery's request keeps it
+    seam.replace_delivery(message, again)
+    settle(logging.getLogger(), (OSError,))
+    second.basic_ack.assert_called_once_with("7", multiple=False)
+    first.basic_ack.assert_not_called()
     assert message.acknowledged
 
 

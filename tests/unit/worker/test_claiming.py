@@ -72,6 +72,7 @@ class Bench:
             lease_s=30,
             run_unclaimed=False,
             is_inside=lambda task_id: False,
+            adopt=lambda intake, token, message: False,
         )
 
     def admit(self) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -55,6 +56,31 @@ class TestSlots:
         for number in range(realtime):
             slots.take(ticket(f"realtime-{number}", reserved=True))
         assert (slots.free, slots.free_lower) == (free, free_lower)
+
+    def test_a_message_that_comes_back_while_its_run_goes_on_is_kept(self) -> None:
+        slots, first, again = Slots(lambda: 2), delivery(1), delivery(7)
+        running = replace(ticket(), message=first)
+        slots.take(running)
+        assert not slots.adopt(running.intake, 1, again), "a second message, while the first is there"
+        slots.connection_lost()
+        assert not slots.adopt(running.intake, 2, again), "another claim"
+        for other in ({"id": "b"}, {"hop": 1}, {"generation": 1}):
+            assert not slots.adopt(replace(running.intake, **cast(Any, other)), 1, again)
+        assert slots.adopt(running.intake, 1, again)
+        assert (first.delivery_tag, first.channel) == (7, again.channel)
+        assert not slots.adopt(running.intake, 1, delivery(8)), "it has its message again"
+
+    def test_a_message_that_its_task_has_acknowledged_is_not_kept(self) -> None:
+        slots, running = Slots(lambda: 2), replace(ticket(), message=delivery(1, acknowledged=True))
+        slots.take(running)
+        slots.connection_lost()
+        assert not slots.adopt(running.intake, 1, delivery(7))
+
+
+def delivery(tag: int, *, acknowledged: bool = False) -> Any:
+    return SimpleNamespace(
+        channel=object(), delivery_tag=tag, delivery_info={}, _state="RECEIVED", acknowledged=acknowledged
+    )
 
 
 class Pool:
