@@ -142,6 +142,9 @@ def test_a_retry_is_not_refused_when_its_tier_is_full_and_keys_do_not_grow(rig: 
         assert failing.result(timeout_s=60) == 0
         rig.wait_states(app, filling, success=len(filling))
     assert [entry["retries"] for entry in starts(rig, 0)] == [0, 1, 2, 3]
+    # 28 levels of the delay queues, once, and the queue.
+    keys = [str(entry["key"]) for entry in starts(rig, 0)[1:]]
+    assert {len(key) for key in keys} == {2 * 28 + len(f"{rig.namespace}.batch.returned")}
 
 
 def test_first_submits_are_refused_while_parked_work_fills_the_bound(rig: Rig) -> None:

@@ -33,7 +33,8 @@ def add_to(app: InferenceApp) -> None:
 
 def _tried(self: Any, number: int, steps: Sequence[str], gate: str = "") -> int:
     request = self.request
-    history.log("start", tier="", number=number, retries=request.retries, due=request.eta, lane=_lane(request))
+    key = str((request.delivery_info or {}).get("routing_key"))
+    history.log("start", tier="", number=number, retries=request.retries, lane=_lane(request), key=key)
     while gate and not Path(gate).exists():
         time.sleep(0.01)
     _STEPS[steps[min(request.retries, len(steps) - 1)].partition(" ")[0]](self, steps, request.retries)
