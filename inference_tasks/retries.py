@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from celery.exceptions import Reject, TaskPredicate
+from celery.exceptions import Ignore, Reject, TaskPredicate
 from celery.utils.time import maybe_make_aware
 
 from inference_routing.backoff import Backoff
@@ -31,7 +31,7 @@ from inference_tasks.errors import (
     TemporaryError,
     kept_delay_s,
 )
-from inference_tasks.runs import WatchedTask, deadline_s
+from inference_tasks.runs import TAKEN_OVER, WatchedTask, deadline_s
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -188,7 +188,7 @@ def _tried_again(task: RetryingTask[..., Any], run: Callable[..., Any]) -> Calla
     @wraps(run)
     def tried(*args: Any, **kwargs: Any) -> Any:
         try:
-            return run(*args, **kwargs)
+            value = run(*args, **kwargs)
         except TaskPredicate:
             raise
         except TaskCancelledError as exc:
@@ -202,6 +202,9 @@ def _tried_again(task: RetryingTask[..., Any], run: Callable[..., Any]) -> Calla
             raise task.retry(
                 exc=exc, countdown=exc.delay_s if isinstance(exc, RetryAfter) else task.next_delay_s()
             ) from exc
+        if not task._may_be_followed():
+            raise Ignore(TAKEN_OVER)
+        return value
 
     return tried
 

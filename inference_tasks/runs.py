@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, ParamSpec, TypeVar
@@ -11,16 +12,21 @@ from celery.exceptions import Ignore
 
 from inference_tasks.errors import StateUnavailableError, TaskCancelledError
 from inference_tasks.routes import HEADER
-from inference_tasks.state.records import Run
+from inference_tasks.state.records import Run, State
 
-__all__ = ["CANCELLED", "WatchedTask", "deadline_s"]
+__all__ = ["CANCELLED", "TAKEN_OVER", "WatchedTask", "deadline_s"]
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 #: What ``Ignore`` says when it ends a run whose task has ended itself as cancelled.
 CANCELLED = "Cancelled by the task"
+#: What ``Ignore`` says when it ends a run that came too late: the claim on its task is over.
+TAKEN_OVER = "Taken over"
 LOOK_EVERY_S = 0.2
+FOLLOW_PAUSE_S = 1.0
 
 
 class WatchedTask(Task[P, R]):
@@ -60,6 +66,34 @@ class WatchedTask(Task[P, R]):
         look = time.monotonic(), found or Run(False, _left_s(request.headers))
         request.inference_look = look
         return look
+
+    def _may_be_followed(self) -> bool:
+        """Whether what is linked to a run that has succeeded may be published: not if another claim decides.
+
+        Celery publishes callbacks and the rest of a chain before it writes the result. Waits until Redis answers, as
+        the result would.
+        """
+        request: Any = self.request
+        token = getattr(request, "inference_token", None)
+        if not (request.callbacks or request.chain) or token is None or request.called_directly or request.is_eager:
+            return True
+        from inference_tasks.app import inference_of
+
+        while True:
+            try:
+                (record,) = inference_of(self.app).store.get_many((request.id,))
+            except StateUnavailableError as exc:
+                logger.warning("what follows %s[%s] waits for Redis: %s", self.name, request.id, exc)
+                time.sleep(FOLLOW_PAUSE_S)
+                continue
+            if record is None:
+                return True
+            is_taken_over = (record.token or 0) > int(token) or record.generation > request.inference_gen
+            has_failed = record.is_finished and record.state != State.SUCCESS
+            if is_taken_over or has_failed:
+                how = "another worker has it" if is_taken_over else f"it has ended as {record.state}"
+                logger.warning("nothing follows from this late run of %s[%s]: %s", self.name, request.id, how)
+            return not (is_taken_over or has_failed)
 
     def _end_cancelled(self, error: TaskCancelledError) -> Ignore:
         """Record that the task has cancelled itself; return what ends the run without another word."""
