@@ -15,7 +15,16 @@ from inference_tasks.gateway.problems import ProblemError
 from inference_tasks.state.records import State, TaskRecord
 from inference_tasks.task import SUBMIT_OPTIONS, TENANT
 
-__all__ = ["SubmitBody", "TaskBody", "TiersBody", "as_json", "read_submit", "submit_schema", "task_body"]
+__all__ = [
+    "OverviewBody",
+    "SubmitBody",
+    "TaskBody",
+    "TiersBody",
+    "as_json",
+    "read_submit",
+    "submit_schema",
+    "task_body",
+]
 
 # The names that OpenAI's API has for service classes.
 _TIER_BY_SERVICE_TIER = {"priority": REALTIME, "default": BATCH, "flex": OFFLINE, "auto": None}
@@ -158,6 +167,29 @@ class TiersBody(BaseModel):
     """All tiers."""
 
     tiers: list[TierBody]
+
+
+class RecentTask(BaseModel):
+    """One of the latest tasks, without anything of its arguments."""
+
+    id: str
+    task: str
+    state: State
+    tier: str
+    tier_first: str
+    attempts: int
+    submitted_at_s: float | None
+    started_at_s: float | None
+    finished_at_s: float | None
+    error_type: str | None
+
+
+class OverviewBody(BaseModel):
+    """What the status page shows."""
+
+    at_s: float
+    tiers: list[TierBody]
+    tasks: list[RecentTask] = Field(description="The latest that this gateway process has accepted.")
 
 
 _SHOWN = (

@@ -23,6 +23,7 @@ from inference_tasks.gateway.keys import ApiKey
 from inference_tasks.gateway.metrics import Metrics
 from inference_tasks.gateway.problems import ProblemError, problem_of
 from inference_tasks.gateway.readiness import Readiness
+from inference_tasks.gateway.recent import Recent
 from inference_tasks.gateway.waiting import Waiters, Watch
 from inference_tasks.handles import TaskHandle
 from inference_tasks.routes import choose
@@ -76,6 +77,7 @@ class Gateway:
         )
         self.waiters = Waiters(url, self.store, timeout_s=settings.state.socket_timeout_s)
         self.readiness = Readiness(inference, self.store, self.waiters)
+        self.recent = Recent(self.store)
         announcements = self.waiters.announcements
         self.metrics = Metrics(
             waiting=self.waiters.__len__,
@@ -158,6 +160,7 @@ class Gateway:
             self.metrics.refused(choice.tier, problem.name, reason)
             raise problem from error
         self.metrics.submitted(choice.tier)
+        self.recent.add(handle.id)
         is_finished = record is not None and record.is_finished
         is_left = gone is not None and gone.done() and not is_finished
         if is_left and choice.tier == REALTIME and idempotency_key is None:

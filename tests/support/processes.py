@@ -29,6 +29,9 @@ class LoggedProcess:
     file; a second `start()` appends, and `wait_for()` reads only what the present run has written.
     """
 
+    keeps_descriptors = False
+    """Whether it inherits the descriptors that are marked as inheritable."""
+
     def __init__(
         self,
         argv: Sequence[str],
@@ -63,6 +66,7 @@ class LoggedProcess:
                 group=self._user,
                 extra_groups=None if self._user is None else [],
                 start_new_session=True,
+                close_fds=not self.keeps_descriptors,
             )
 
     @property
