@@ -24,6 +24,7 @@ from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.broker.topology import broker_version, declare
 from inference_tasks.celery_settings import AMQP_CLASS, TASK_CLASS, celery_defaults, celery_problems
 from inference_tasks.client import Client
+from inference_tasks.dependencies import Releases
 from inference_tasks.errors import DeploymentError, SettingsError
 from inference_tasks.handles import TaskHandle
 from inference_tasks.models import ModelDecorator, load_all
@@ -102,10 +103,15 @@ class Inference:
         """The state of tasks; safe to share between threads."""
         return self.new_store()
 
+    @cached_property
+    def releases(self) -> Releases:
+        """Lets go tasks that have waited for others."""
+        return Releases(self)
+
     def new_store(self) -> TaskStore:
         """Return a store with a connection of its own, for a thread that must not wait for others."""
         state = self.settings.state
-        return TaskStore.from_url(
+        store = TaskStore.from_url(
             cast(str, state.url),
             state.prefix,
             unfinished_ttl_s=state.unfinished_ttl_s,
@@ -115,6 +121,8 @@ class Inference:
             bounds=self.settings.bounds(),
             socket_timeout_s=state.socket_timeout_s,
         )
+        store.on_freed = self.releases.freed
+        return store
 
     @cached_property
     def publisher(self) -> Publisher:
@@ -312,7 +320,8 @@ def inference_of(celery_app: Celery) -> Inference:
 
 def record_backend(app: Celery, url: str | None = None) -> RecordBackend:
     """Return the result backend for the app's state store, wherever its address was set."""
-    return RecordBackend(app=app, url=inference_of(app).settings.state.url)
+    inference = inference_of(app)
+    return RecordBackend(app=app, url=inference.settings.state.url, on_freed=inference.releases.freed)
 
 
 def inferences_named_like(celery_app: Celery) -> list[Inference]:

@@ -12,6 +12,7 @@ from uuid import uuid4
 from celery.utils import uuid
 
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Unknown, error_for
+from inference_tasks.dependencies import Waits
 from inference_tasks.errors import (
     CallerError,
     InferenceError,
@@ -88,6 +89,7 @@ class Client:
         self._publisher = publisher
         self._records = records
         self._queue_by_lane = queue_by_lane
+        self._waits = Waits(settings, queue_by_lane)
         self._templates: dict[tuple[str, Choice], MessageTemplate] = {}
 
     def submit(
@@ -181,7 +183,7 @@ class Client:
     ) -> Outgoing:
         checked_arguments(task, args, kwargs)
         template, lineage = self._template(task, options)
-        return template.fill(
+        outgoing = template.fill(
             options.task_id or uuid(),
             args,
             kwargs,
@@ -191,6 +193,7 @@ class Client:
             tenant=options.tenant,
             shared=self._shared(task, args, kwargs, options, lineage),
         )
+        return self._waits.outgoing(outgoing, options.depends_on) if options.depends_on else outgoing
 
     def _shared(
         self,
@@ -200,7 +203,9 @@ class Client:
         options: SubmitOptions,
         lineage: Lineage,
     ) -> tuple[ShareKey, ...]:
-        if options.idempotency_key is None and not (task.dedup if options.dedup is None else options.dedup):
+        has_window = task.dedup if options.dedup is None else options.dedup
+        # What waits for others is for itself: an equal task need not wait for the same.
+        if options.depends_on or (options.idempotency_key is None and not has_window):
             return ()
         tenant = options.tenant or lineage.tenant
         ttl_s = self._settings.state.idempotency_ttl_s
@@ -241,7 +246,8 @@ class Client:
                 )
             except InvalidArgumentsError as error:
                 raise InvalidArgumentsError(f"Call {index}: {error}", task=task.name) from error
-        return messages
+        needs = options.depends_on
+        return [self._waits.outgoing(one, needs) for one in messages] if needs else messages
 
     def _template(self, task: InferenceTask[..., Any], options: SubmitOptions) -> tuple[MessageTemplate, Lineage]:
         choice = choose(self._app, options.tier, task.tier, self._settings.default_tier)

@@ -25,6 +25,9 @@ __all__ = [
     "DeadLetterNotFoundError",
     "DeadLettersBusyError",
     "DeadlineError",
+    "DependencyCycleError",
+    "DependencyFailedError",
+    "DependencyUnknownError",
     "DeploymentError",
     "IdempotencyConflictError",
     "InferenceError",
@@ -170,6 +173,37 @@ class IdempotencyConflictError(CallerError, ValueError):
             "each new request, and the same key only to repeat one."
         )
         self.task_id = task_id
+
+
+class DependencyUnknownError(CallerError, LookupError):
+    """A task that this one was to wait for (``dependency``) is not known; nothing was sent."""
+
+    def __init__(self, message: str, *, dependency: str = "") -> None:
+        # The message comes first in these three: Celery makes errors again from that alone.
+        super().__init__(message)
+        self.dependency = dependency
+
+
+class DependencyFailedError(CallerError):
+    """A task that this one was to wait for has ended without success, so this one can never run.
+
+    Attributes:
+        dependency: id of that task.
+        state: its end state: ``failed``, ``cancelled``, ``expired`` or ``dropped``.
+    """
+
+    def __init__(self, message: str, *, dependency: str = "", state: str = "") -> None:
+        super().__init__(message)
+        self.dependency = dependency
+        self.state = state
+
+
+class DependencyCycleError(CallerError, ValueError):
+    """A task that this one was to wait for (``dependency``) waits for this one itself; nothing was sent."""
+
+    def __init__(self, message: str, *, dependency: str = "") -> None:
+        super().__init__(message)
+        self.dependency = dependency
 
 
 class UnknownOptionError(CallerError, TypeError):

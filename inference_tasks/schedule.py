@@ -14,6 +14,7 @@ from inference_tasks.settings import Settings
 
 __all__ = [
     "ACCOUNT",
+    "LET_GO",
     "LONGEST_SLEEP_S",
     "PROMOTE",
     "RECONCILE",
@@ -26,6 +27,7 @@ __all__ = [
 PROMOTE = "inference_tasks.promote"
 ACCOUNT = "inference_tasks.account"
 RECONCILE = "inference_tasks.reconcile"
+LET_GO = "inference_tasks.let_go"
 
 SCHEDULER = "inference_tasks.maintenance.beat:Scheduler"
 
@@ -45,6 +47,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, object]]:
         PROMOTE: settings.aging.every_s,
         ACCOUNT: settings.maintenance.account_every_s,
         RECONCILE: settings.maintenance.reconcile_every_s,
+        LET_GO: settings.maintenance.waiting_every_s,
     }
     return {
         name: {"task": name, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}
@@ -82,4 +85,4 @@ class MaintenanceRoute:
         **_: object,
     ) -> dict[str, object] | None:
         """Return the maintenance queue for its tasks, None for all others."""
-        return {"queue": self._queue} if name in (PROMOTE, ACCOUNT, RECONCILE) else None
+        return {"queue": self._queue} if name in (PROMOTE, ACCOUNT, RECONCILE, LET_GO) else None

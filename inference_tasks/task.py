@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
+from inference_tasks.dependencies import Dependency, ids_of
 from inference_tasks.errors import CallerError, UnknownOptionError
 from inference_tasks.retries import RetryingTask, backoff_of, errors_of
 from inference_tasks.routes import full_tier_name
@@ -40,6 +41,7 @@ class SubmitOptions:
         dedup: whether it joins an equal submit that has not ended; None leaves it to the task's own ``dedup``.
         idempotency_key: of the caller's making, 1 to 255 characters: for a day (``state.idempotency_ttl_s``) a submit
             under the same key, for the same tenant, gets the same task, and one with other arguments is refused.
+        depends_on: ids of the tasks that must succeed before it starts; if one of them does not, it fails.
     """
 
     tier: str | None = None
@@ -49,6 +51,7 @@ class SubmitOptions:
     tenant: str | None = None
     dedup: bool | None = None
     idempotency_key: str | None = None
+    depends_on: tuple[str, ...] = ()
 
     def checked(self) -> SubmitOptions:
         """Return the options with the tier's full name.
@@ -64,6 +67,8 @@ class SubmitOptions:
             raise CallerError(f"task_id: expected 1 to 255 characters, found {len(self.task_id)}.")
         if self.idempotency_key is not None and not 0 < len(self.idempotency_key) <= 255:
             raise CallerError(f"idempotency_key: expected 1 to 255 characters, found {len(self.idempotency_key)}.")
+        if self.idempotency_key is not None and self.depends_on:
+            raise CallerError("idempotency_key: a task with depends_on is not shared; give it a task_id of your own.")
         if self.tenant is not None and not re.fullmatch(TENANT, self.tenant):
             raise CallerError(f"tenant: expected up to 64 letters, digits and _.@-, found {self.tenant!r:.80}.")
         return replace(self, tier=full_tier_name(self.tier)) if self.tier is not None else self
@@ -108,6 +113,7 @@ class InferenceTask(RetryingTask[P, R]):
         Raises:
             InvalidArgumentsError, MessageTooLargeError: nothing was sent; the call must change.
             QueueFullError, DeadlineError, BrokerUnavailableError, StateUnavailableError: not accepted; try again later.
+            DependencyUnknownError, DependencyFailedError, DependencyCycleError: what it depends on cannot come.
             IdempotencyConflictError: the key of the options was used for something else.
             OutcomeUnknownError: perhaps accepted; submitting the same ``task_id`` again is harmless.
         """
@@ -151,9 +157,13 @@ class InferenceTask(RetryingTask[P, R]):
         tenant: str | None = None,
         dedup: bool | None = None,
         idempotency_key: str | None = None,
+        depends_on: Iterable[Dependency | str] = (),
         **unknown: Never,
     ) -> Submitter[P, R]:
         """Return something to submit with, under these options: ``classify.options(tier="offline").submit("cat.png")``.
+
+        ``depends_on`` takes handles or ids of tasks that must succeed first. Until they have, the task is ``waiting``;
+        if one of them does not, it fails with ``DependencyFailedError``. Such a submit joins no equal one.
 
         Raises:
             UnknownOptionError: an option that does not exist, with the nearest one that does.
@@ -169,6 +179,7 @@ class InferenceTask(RetryingTask[P, R]):
             tenant=tenant,
             dedup=dedup,
             idempotency_key=idempotency_key,
+            depends_on=ids_of(depends_on),
         )
         return Submitter(self, chosen.checked())
 

@@ -10,6 +10,9 @@ from inference_routing.admission import RefusalReason, drained_after_s, retry_af
 from inference_tasks.errors import (
     BrokerUnavailableError,
     DeadlineError,
+    DependencyCycleError,
+    DependencyFailedError,
+    DependencyUnknownError,
     IdempotencyConflictError,
     InferenceError,
     MessageTooLargeError,
@@ -17,11 +20,12 @@ from inference_tasks.errors import (
     QueueFullError,
     StateUnavailableError,
 )
-from inference_tasks.state.records import NewTask
+from inference_tasks.state.records import DEPENDENCY_CYCLE, DEPENDENCY_FAILED, NewTask
 
 __all__ = [
     "PERSISTENT",
     "Accepted",
+    "Blocked",
     "Conflict",
     "Declaration",
     "ExchangeDeclaration",
@@ -92,6 +96,7 @@ class Outgoing:
             nobody needs to listen, as with events.
         task: the record that is written before the message is published, None for what is no task.
         declare: what must exist first, declared once per process. The tier queues need no mention.
+        once_free: what is sent instead if all that the task depends on has succeeded already.
     """
 
     body: bytes
@@ -101,6 +106,7 @@ class Outgoing:
     mandatory: bool = True
     task: NewTask | None = None
     declare: tuple[Declaration, ...] = ()
+    once_free: Outgoing | None = None
 
     @property
     def task_id(self) -> str:
@@ -147,6 +153,21 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """What the task depends on cannot come; nothing was sent.
+
+    Attributes:
+        why: ``DEPENDENCY_UNKNOWN``, ``DEPENDENCY_FAILED`` or ``DEPENDENCY_CYCLE``.
+        dependency: id of the task that it needs.
+        state: of that task, if it has ended.
+    """
+
+    why: str
+    dependency: str
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TooLarge:
     """Body and headers together exceed the limit; nothing was sent."""
 
@@ -169,7 +190,7 @@ class Unknown:
     reason: str
 
 
-Outcome = Accepted | Refused | Conflict | TooLarge | Unavailable | Unknown
+Outcome = Accepted | Refused | Conflict | Blocked | TooLarge | Unavailable | Unknown
 
 
 def error_for(
@@ -194,6 +215,8 @@ def error_for(
             )
         case Conflict(task_id=task_id):
             return IdempotencyConflictError(task_id)
+        case Blocked():
+            return _blocked(outcome, outgoing.task_id)
         case Refused(reason=reason, drained_per_s=drained_per_s):
             return QueueFullError(
                 tier=tier or outgoing.routing_key,
@@ -211,6 +234,26 @@ def error_for(
             return BrokerUnavailableError(reason)
         case Unknown(reason=reason):
             return OutcomeUnknownError(outgoing.task_id, reason)
+
+
+def _blocked(outcome: Blocked, task_id: str) -> InferenceError:
+    need = outcome.dependency
+    if outcome.why == DEPENDENCY_CYCLE:
+        return DependencyCycleError(
+            f"Task {task_id} cannot wait for task {need}: that is itself, or waits for it. Nothing was sent.",
+            dependency=need,
+        )
+    if outcome.why == DEPENDENCY_FAILED:
+        return DependencyFailedError(
+            f"Task {task_id} was to wait for task {need}, which has ended as {outcome.state}. Nothing was sent.",
+            dependency=need,
+            state=outcome.state,
+        )
+    return DependencyUnknownError(
+        f"Task {task_id} was to wait for task {need}, which is not known: it was never accepted here, or finished "
+        "longer ago than state.finished_ttl_s. Nothing was sent.",
+        dependency=need,
+    )
 
 
 def _timeout_s(task: NewTask | None) -> float | None:

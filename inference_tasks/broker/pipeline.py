@@ -15,15 +15,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 
 from inference_routing.admission import RefusalReason
+from inference_tasks.broker.answers import settled_by
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.followers import Followers
 from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
-from inference_tasks.broker.messages import Accepted, Conflict, Outcome, Outgoing, Refused, Unavailable, Unknown
+from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
 from inference_tasks.broker.rates import Rates
 from inference_tasks.broker.state_port import StatePort
 from inference_tasks.broker.tickets import UNDER_WAY, Encoded, Flight, Stage, Ticket, Verdict
 from inference_tasks.broker.waiting import Waiting
-from inference_tasks.state.records import CONFLICT, END_STATES, LATE, PARKED
+from inference_tasks.state.records import CONFLICT, PARKED, State
 
 __all__ = ["Pipeline", "PipelineSettings"]
 
@@ -213,8 +214,7 @@ class Pipeline:
             for flight in flights:
                 self._settle(flight, Unavailable(str(exc) or type(exc).__name__, part="state"))
             return
-        orphans: list[Flight] = []
-        parked: list[Flight] = []
+        orphans, parked = list[Flight](), list[Flight]()
         for flight, answer in zip(flights, answers, strict=True):
             flight.created = answer.created
             if answer.shares and answer.state != CONFLICT:
@@ -225,12 +225,12 @@ class Pipeline:
             elif answer.state == PARKED:
                 flight.stage = Stage.LEAVING
                 parked.append(flight)
-            elif answer.state in (LATE, CONFLICT):
-                late = Refused("deadline", self._drained_per_s(flight), answer.ahead)
-                self._settle(flight, Conflict(answer.shares) if answer.shares else late)
-            elif answer.state in END_STATES or (answer.shares and not answer.is_unsure):
-                self._settle(flight, Accepted(published=False, task_id=answer.shares))
+            elif outcome := settled_by(answer, self._drained_per_s(flight)):
+                self._settle(flight, outcome)
             else:
+                if answer.state != State.WAITING and flight.outgoing.once_free is not None:
+                    flight.outgoing = flight.outgoing.once_free
+                    flight.encoded = self._settings.link.encode(flight.outgoing)
                 flight.stage = Stage.RECORDED
                 self._followers.sent_or_waits(flight)
         if orphans:

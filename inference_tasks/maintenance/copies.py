@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 
 from inference_routing.aging import Head, Rise
 from inference_routing.lane import AGED
+from inference_routing.tier import TIER_NAMES
 from inference_tasks.broker.addressing import first_headers
 from inference_tasks.broker.messages import Outgoing, Properties
 from inference_tasks.maintenance.pull import Taken
 from inference_tasks.routes import HEADER
-from inference_tasks.state.records import TaskRecord
+from inference_tasks.state.records import Claimant, TaskRecord
 
-__all__ = ["Told", "buried", "forwarded", "promoted", "told"]
+__all__ = ["Told", "buried", "claimant", "forwarded", "ours", "promoted", "put_off", "told"]
 
 _DEAD = "inference_dead"
 _LONGEST_ID = 255
@@ -56,17 +57,38 @@ class Told:
 
 def told(message: Taken) -> Told:
     """Read the headers of a message."""
-    headers, ours = message.headers, _ours(message)
+    headers, mine = message.headers, ours(message)
     task_id, name = headers.get("id"), headers.get("task")
-    submitted_at_s = _seconds(ours.get("submitted_at_s"))
+    submitted_at_s = _seconds(mine.get("submitted_at_s"))
     return Told(
         id=task_id if isinstance(task_id, str) and 0 < len(task_id) <= _LONGEST_ID else "",
         name=name if isinstance(name, str) else "",
-        generation=_whole(ours.get("gen")),
-        hop=_whole(ours.get("hop")),
-        tier_first=_text(ours.get("tier_first")),
+        generation=_whole(mine.get("gen")),
+        hop=_whole(mine.get("hop")),
+        tier_first=_text(mine.get("tier_first")),
         submitted_at_s=submitted_at_s,
-        since_s=_seconds(ours.get("ready_at_s")) or _moment_s(headers.get("eta")) or submitted_at_s,
+        since_s=_seconds(mine.get("ready_at_s")) or _moment_s(headers.get("eta")) or submitted_at_s,
+    )
+
+
+def claimant(message: Taken, *, lane: str) -> Claimant | None:
+    """Return what a message says of its task, as a worker would claim it in this lane; None if it says too little."""
+    known, mine = told(message), ours(message)
+    tier = _text(mine.get("tier"))
+    if not known.id or not known.name or tier not in TIER_NAMES:
+        return None
+    return Claimant(
+        id=known.id,
+        name=known.name,
+        tier=tier,
+        lane=lane,
+        generation=known.generation,
+        submitted_at_s=known.submitted_at_s,
+        expires_at_s=_seconds(mine.get("expires_at_s")),
+        crash_limit=_whole(mine.get("crash_limit")) or None,
+        tier_first=known.tier_first or tier,
+        hop=known.hop,
+        tenant=_text(mine.get("tenant")),
     )
 
 
@@ -78,17 +100,17 @@ def promoted(message: Taken, rise: Rise, *, exchange: str, queue: str, now_s: fl
         now_s: from now on it waits there.
     """
     known = told(message)
-    ours = {
+    header = {
         "v": 1,
         "gen": known.generation,
-        **_ours(message),
+        **ours(message),
         "tier": rise.above,
         "tier_first": known.tier_first or rise.tier,
         "lane": AGED,
         "hop": known.hop + 1,
         "ready_at_s": now_s,
     }
-    return _copy(message, {HEADER: ours}, exchange, queue)
+    return _copy(message, {HEADER: header}, exchange, queue)
 
 
 def buried(message: Taken, dead: Mapping[str, object], *, exchange: str, queue: str) -> Outgoing:
@@ -104,6 +126,11 @@ def buried(message: Taken, dead: Mapping[str, object], *, exchange: str, queue: 
 def forwarded(message: Taken, *, exchange: str, queue: str) -> Outgoing:
     """Return the copy that goes on to another queue with all that the broker wrote into it."""
     return _copy(message, message.headers, exchange, queue)
+
+
+def put_off(message: Taken, changes: Mapping[str, object], *, exchange: str, routing_key: str) -> Outgoing:
+    """Return the copy of a waiting task's message that goes elsewhere, with some entries of our header changed."""
+    return _copy(message, {HEADER: {**ours(message), **changes}}, exchange, routing_key)
 
 
 def _copy(message: Taken, more: Mapping[str, object], exchange: str, queue: str) -> Outgoing:
@@ -124,7 +151,8 @@ def _copy(message: Taken, more: Mapping[str, object], exchange: str, queue: str)
     )
 
 
-def _ours(message: Taken) -> Mapping[str, object]:
+def ours(message: Taken) -> Mapping[str, object]:
+    """Return our header, empty where there is none."""
     found = message.headers.get(HEADER)
     return found if isinstance(found, Mapping) else {}
 

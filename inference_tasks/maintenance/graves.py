@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inference_routing.lane import QueueKey
@@ -17,11 +18,28 @@ from inference_tasks.state.records import DeadLetter, TaskError
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
 
-__all__ = ["REASON", "Graves"]
+__all__ = ["REASON", "Grave", "Graves"]
 
 log = logging.getLogger(__name__)
 
 REASON = "waited too long"
+
+
+@dataclass(frozen=True, slots=True)
+class Grave:
+    """A message that goes to the dead letters, where it was, and why.
+
+    Attributes:
+        error: of its task.
+        is_failed: whether the record says already that the task has failed.
+    """
+
+    message: Taken
+    known: Told
+    place: QueueKey
+    reason: str
+    error: TaskError
+    is_failed: bool = False
 
 
 class Graves:
@@ -32,6 +50,17 @@ class Graves:
         self._place = {queue: QueueKey(tier, lane, queue) for (tier, lane), queue in inference.queue_by_lane.items()}
 
     def bury(self, hopeless: Sequence[tuple[Taken, Told]]) -> list[Taken]:
+        """Bury what has waited for as long as records live; see ``lay``."""
+        days = self._inference.settings.state.unfinished_ttl_s / 86400
+        error: TaskError = {
+            "type": REASON,
+            "message": f"it did not start within {days:g} days (state.unfinished_ttl_s)",
+        }
+        return self.lay(
+            [Grave(message, known, self._place[message.queue], REASON, error) for message, known in hopeless]
+        )
+
+    def lay(self, graves: Sequence[Grave]) -> list[Taken]:
         """Return those whose letter lies among the dead by now: they may be acknowledged.
 
         First the record fails, then the letter is confirmed, then it is listed: a crash in between leaves a failed task
@@ -39,12 +68,13 @@ class Graves:
         """
         store, settings = self._inference.store, self._inference.settings
         at_s = time.time()
-        detail = f"it did not start within {settings.state.unfinished_ttl_s / 86400:g} days (state.unfinished_ttl_s)"
-        error: TaskError = {"type": REASON, "message": detail}
         letters, copies = [], []
-        for message, known in hopeless:
-            place = self._place[message.queue]
-            store.fail_unclaimed(known.id, name=known.name, tier=place.tier, error_type=REASON, error=detail)
+        for grave in graves:
+            message, known, place, error = grave.message, grave.known, grave.place, grave.error
+            detail = error["message"]
+            if not grave.is_failed:
+                kind = error["type"]
+                store.fail_unclaimed(known.id, name=known.name, tier=place.tier, error_type=kind, error=detail)
             letters.append(
                 DeadLetter(
                     id=known.id,
@@ -52,7 +82,7 @@ class Graves:
                     tier=place.tier,
                     tier_first=known.tier_first or place.tier,
                     lane=place.lane,
-                    reason=REASON,
+                    reason=grave.reason,
                     detail=detail,
                     error=error,
                     attempts=0,
@@ -66,7 +96,7 @@ class Graves:
                 )
             )
             dead = {
-                "reason": REASON,
+                "reason": grave.reason,
                 "detail": detail,
                 "queue": place.name,
                 "tier": place.tier,
@@ -80,5 +110,5 @@ class Graves:
         confirmed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Accepted)]
         store.bury([letters[index] for index in confirmed])
         for index in confirmed:
-            log.error("task %s goes to the dead letters: %s", letters[index].id, detail)
-        return [hopeless[index][0] for index in confirmed]
+            log.error("task %s goes to the dead letters: %s", letters[index].id, letters[index].detail)
+        return [graves[index].message for index in confirmed]

@@ -15,7 +15,8 @@ from inference_tasks.errors import InferenceError
 from inference_tasks.maintenance.accounting import Dropped, Reconciliation
 from inference_tasks.maintenance.pull import Pull
 from inference_tasks.maintenance.sweep import Sweep
-from inference_tasks.schedule import ACCOUNT, PROMOTE, RECONCILE
+from inference_tasks.maintenance.waiting import Round
+from inference_tasks.schedule import ACCOUNT, LET_GO, PROMOTE, RECONCILE
 
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
@@ -57,6 +58,10 @@ class Upkeep:
     def _reconciliation(self) -> Reconciliation:
         return Reconciliation(self._inference, self.pull)
 
+    @cached_property
+    def _round(self) -> Round:
+        return Round(self._inference, self.pull)
+
     def promote(self) -> int:
         """Do one round of aging; return how many tasks moved up."""
         return self._done("aging", lambda: self._sweep.run().promoted)
@@ -70,6 +75,10 @@ class Upkeep:
     def reconcile(self) -> int:
         """Look for lost messages; return how many tasks ended because theirs is gone."""
         return self._done("comparing records with queues", self._reconciliation.run)
+
+    def let_go(self) -> int:
+        """Look at what waits for other tasks and has come round; return how many tasks were let go."""
+        return self._done("letting waiting tasks go", self._round.run)
 
     def close(self) -> None:
         """Close the connection to the broker."""
@@ -96,6 +105,7 @@ def register(inference: Inference) -> Upkeep:
         PROMOTE: upkeep.promote,
         ACCOUNT: upkeep.account,
         RECONCILE: upkeep.reconcile,
+        LET_GO: upkeep.let_go,
     }
     for name, work in works.items():
         # Celery's own class: these are no tasks of a tier. Acknowledged early: the next round does what this one could

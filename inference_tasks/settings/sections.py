@@ -313,6 +313,27 @@ class MaintenanceSettings:
         "low: a message that is only on its way is given up. Too high: its task shows as pending that much longer.",
         minimum=1,
     )
+    waiting_every_s: float = setting(
+        5.0,
+        "How often the maintenance worker looks at messages of tasks that wait for others and have come round.",
+        above=0,
+        maximum=3600,
+    )
+    waiting_first_s: int = setting(
+        60,
+        "After how long the message of a task that waits for others comes round first, to be looked at; then twice as "
+        "long each time. The task starts at once when it may, without this: it is for a process that dies in between, "
+        "and for messages above 64 KiB. Too low: the broker moves waiting messages all the time.",
+        minimum=1,
+        maximum=86400,
+    )
+    waiting_longest_s: int = setting(
+        600,
+        "Longest time between two such looks. After a loss of Redis, a task that waits for one which nobody remembers "
+        "is given up after this.",
+        minimum=1,
+        maximum=86400,
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from celery import Celery, states
@@ -27,7 +27,7 @@ from redis import exceptions
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state import keys
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
-from inference_tasks.state.records import Finish, State, TaskError
+from inference_tasks.state.records import Finish, Freed, State, TaskError
 from inference_tasks.state.store import FINISHED_TTL_S, UNFINISHED_TTL_S, TaskStore
 
 __all__ = ["RecordBackend"]
@@ -68,7 +68,10 @@ class RecordBackend(RedisBackend):
     _MAX_STR_VALUE_SIZE: int
     _get_result_meta: Callable[..., dict[str, object]]
 
-    def __init__(self, app: Celery, **kwargs: Any) -> None:
+    def __init__(
+        self, app: Celery, *, on_freed: Callable[[Sequence[Freed]], None] | None = None, **kwargs: Any
+    ) -> None:
+        """Make a backend; ``on_freed`` is told of tasks that a success has freed, see ``Depending``."""
         super().__init__(app=app, **{**kwargs, "serializer": "json", "accept": ["json"]})
         options: Mapping[str, object] = app.conf.get("result_backend_transport_options") or {}
         prefix = str(options.get("global_keyprefix") or keys.DEFAULT_PREFIX)
@@ -81,6 +84,7 @@ class RecordBackend(RedisBackend):
             finished_ttl_s=float(str(options.get("finished_ttl_s") or FINISHED_TTL_S)),
             namespace=str(options.get("namespace") or DEFAULT_NAMESPACE),
         )
+        self._store.on_freed = on_freed
         self._written = threading.local()
         self._timed_out: deque[str] = deque(maxlen=64)
 

@@ -332,7 +332,7 @@ class Visit(NamedTuple):
         outcome: ``over``: it is not needed any more; ``unburied``: its task has failed, bury it; ``free``: its task may
             start; ``wait``: it is to come round again.
         needs: ids of the tasks that it still waits for.
-        missing: those of them that have no record.
+        missing: those of them that have no record and are not listed in a queue either.
     """
 
     outcome: str

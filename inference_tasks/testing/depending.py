@@ -67,7 +67,8 @@ class FakeDepending(FakeLedger):
             return Visit("over")
         if not open_needs:
             return Visit("free")
-        return Visit("wait", open_needs, tuple(need for need in open_needs if need not in self._kept))
+        noted = {task_id for _, task_id in self._noted}
+        return Visit("wait", open_needs, tuple(one for one in open_needs if one not in self._kept and one not in noted))
 
     def _open(self, needs: Sequence[str]) -> tuple[str, ...]:
         return tuple(

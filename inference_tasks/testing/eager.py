@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
-from inference_tasks.broker.messages import Accepted, Conflict, Outcome, Outgoing
+from inference_tasks.broker.answers import settled_by
+from inference_tasks.broker.messages import Accepted, Outcome, Outgoing
 from inference_tasks.errors import TaskCancelledError
 from inference_tasks.state.records import (
-    CONFLICT,
-    END_STATES,
     Cancellation,
     Claimant,
+    Freed,
     State,
     TaskError,
     TaskRecord,
@@ -44,6 +44,8 @@ class EagerRunner:
         self._celery_app = celery_app
         self.store = store or FakeTaskStore()
         self._lock = threading.RLock()
+        self._waiting: dict[str, Outgoing] = {}
+        self.store.on_freed = self._freed
 
     def send(self, outgoing: Outgoing, timeout_s: float | None = None) -> Outcome:
         """Run the task of one message and record how it ended.
@@ -56,10 +58,19 @@ class EagerRunner:
         with self._lock:
             self.store.now_s = time.time()
             answer = self.store.submit([new])[0]
-            if answer.state == CONFLICT:
-                return Conflict(answer.shares)
-            if answer.shares or answer.state in END_STATES:
-                return Accepted(published=False, task_id=answer.shares)
+            outcome = settled_by(answer._replace(is_unsure=False), None)
+            if outcome is not None:
+                return outcome
+            if answer.state == State.WAITING:
+                # For the task that submits it, or for one further up; all others have ended.
+                self._waiting[new.id] = outgoing
+                return Accepted()
+        return self._start(outgoing)
+
+    def _start(self, outgoing: Outgoing) -> Outcome:
+        new = outgoing.task
+        assert new is not None, "only tasks are submitted"
+        with self._lock:
             claimant = Claimant(
                 new.id, new.name, new.tier, new.lane, new.generation, new.submitted_at_s, new.expires_at_s
             )
@@ -91,6 +102,11 @@ class EagerRunner:
     def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation:
         """Cancel a task; there is none that has not ended."""
         return self.store.cancel([(task_id, nonce)], terminate=terminate)[0]
+
+    def _freed(self, freed: Sequence[Freed]) -> None:
+        for one in freed:
+            if one.id in self._waiting:
+                self._start(self._waiting.pop(one.id))
 
     def _run(self, outgoing: Outgoing, token: int) -> None:
         new = outgoing.task

@@ -42,6 +42,7 @@ class Ends(Protocol):
     def unburied(self, message: Delivery, key: QueueKey, intake: Intake) -> None: ...
     def met_claim(self, message: Delivery, key: QueueKey, claim: Claim) -> bool: ...
     def too_early(self, message: Delivery, key: QueueKey, intake: Intake) -> bool: ...
+    def waits(self, message: Delivery, key: QueueKey) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -159,6 +160,9 @@ class Claiming:
             except StateUnavailableError as exc:
                 logger.warning("the failed task %s is not among the dead letters yet: %s", held.intake.id, exc)
                 self._waiting.append((now + HELD_CLAIM_S, held.message))
+            return False
+        if claim.verdict == "waiting":
+            self._ends.waits(held.message, held.key)
             return False
         if claim.verdict == "crashed":
             self._ends.crashed(held.message, held.key, held.intake)

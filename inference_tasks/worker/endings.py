@@ -23,7 +23,8 @@ from celery.exceptions import (
 )
 
 from inference_tasks.broker.embedded_server import is_embedded
-from inference_tasks.errors import PermanentError, StateUnavailableError
+from inference_tasks.dependencies import Waits
+from inference_tasks.errors import DependencyFailedError, PermanentError, StateUnavailableError
 from inference_tasks.retries import ENDING, EXHAUSTED
 from inference_tasks.runs import CANCELLED
 from inference_tasks.state.records import Finish, State, TaskError
@@ -55,6 +56,7 @@ REQUEUE_S = 1.0
 
 _REASON_BY_ERROR = {
     WorkerLostError.__name__: "crash limit",
+    DependencyFailedError.__name__: "dependency failed",
     PermanentError.__name__: "permanent error",
     TimeLimitExceeded.__name__: "time limit",
     Reject.__name__: "rejected by the task",
@@ -89,6 +91,7 @@ class Endings:
             later=later,
             delay_prefix=inference.topology.delay_prefix,
             queue_by_lane=inference.queue_by_lane,
+            waits=Waits(inference.settings, inference.queue_by_lane),
         )
         self._undertaker = Undertaker(
             self._mover,
@@ -171,6 +174,10 @@ class Endings:
             # Celery would put it on its timer, past the shares.
             message.headers["eta"] = None
         return False
+
+    def waits(self, message: Delivery, key: QueueKey) -> None:
+        """Park a message whose task waits for others: nobody else would look at it again on the embedded broker."""
+        self._parking.waits(message, key)
 
     # -- runs that end -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from inference_routing.lane import AGED, RETURNED
 from inference_tasks.broker.addressing import delay_address
+from inference_tasks.dependencies import WAITED, Waits
 from inference_tasks.routes import HEADER
 from inference_tasks.worker import seam
 from inference_tasks.worker.copies import RETRY_S, Mover, copy_of, let_go
@@ -40,11 +41,13 @@ class Parking:
         later: Callable[[float, Callable[[], None]], None],
         delay_prefix: str,
         queue_by_lane: Mapping[tuple[str, str], str],
+        waits: Waits,
     ) -> None:
         self._mover = mover
         self._later = later
         self._delay_prefix = delay_prefix
         self._queue_by_lane = queue_by_lane
+        self._waits = waits
 
     def park(self, message: Delivery, key: QueueKey, delay_s: float, *, has_met: bool = False) -> None:
         """Have the message come back after this many seconds, rounded up; then it is acknowledged here."""
@@ -55,6 +58,16 @@ class Parking:
         header = {**ours, "lane": lane} if isinstance(ours, Mapping) else {}
         if has_met:
             header[MET] = self._times_met(message) + 1
+        copy = copy_of(message, exchange, routing_key, {HEADER: header} if header else {})
+        self._mover.move(copy, then=partial(let_go, message), too_large=partial(self._return, message))
+
+    def waits(self, message: Delivery, key: QueueKey) -> None:
+        """Have the message of a task that waits for others come round where such are looked at."""
+        ours = message.headers.get(HEADER)
+        waited_s = ours.get(WAITED) if isinstance(ours, Mapping) else None
+        next_s = self._waits.next_s(waited_s, is_kept=True)
+        exchange, routing_key = self._waits.address(key.tier, next_s)
+        header = {**ours, WAITED: next_s} if isinstance(ours, Mapping) else {}
         copy = copy_of(message, exchange, routing_key, {HEADER: header} if header else {})
         self._mover.move(copy, then=partial(let_go, message), too_large=partial(self._return, message))
 

@@ -16,7 +16,7 @@ from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.cli.diagnosis.state import examine_state
-from inference_tasks.schedule import ACCOUNT, PROMOTE, RECONCILE
+from inference_tasks.schedule import ACCOUNT, LET_GO, PROMOTE, RECONCILE
 from inference_tasks.state import keys
 from tests.support.aging import client_of, grow_old, put
 from tests.support.brokers import depths, until
@@ -191,7 +191,7 @@ def test_the_embedded_broker_does_not_age(tmp_path: Path) -> None:
 def test_the_schedule_is_in_celerys_configuration_and_shows_no_address(rig: Rig) -> None:
     app = rig.app()
     schedule = app.conf.beat_schedule
-    assert set(schedule) == {PROMOTE, ACCOUNT, RECONCILE}
+    assert set(schedule) == {PROMOTE, ACCOUNT, RECONCILE, LET_GO}
     assert schedule[PROMOTE]["options"]["expires"] == schedule[PROMOTE]["schedule"] == 10.0
     url = str(inference_of(app).settings.state.url)
     assert not [key for key in app.conf if key.startswith("redbeat") and url in str(app.conf[key])]
@@ -201,7 +201,7 @@ def test_a_schedule_and_routes_of_the_users_stay_beside_ours(rig: Rig) -> None:
     app = rig.app(
         beat_schedule={"mine": {"task": "step.batch", "schedule": 60.0}}, task_routes={"*": {"queue": "elsewhere"}}
     )
-    assert set(app.conf.beat_schedule) == {"mine", PROMOTE, ACCOUNT, RECONCILE}
+    assert set(app.conf.beat_schedule) == {"mine", PROMOTE, ACCOUNT, RECONCILE, LET_GO}
     inference_of(app).declare_topology()
     app.send_task(PROMOTE, ignore_result=True, expires=30)
     assert depths(app)[inference_of(app).topology.maintenance.name] == 1
@@ -226,7 +226,7 @@ def test_keys_of_the_schedule_lie_under_our_prefix(rig: Rig) -> None:
     with maintenance(rig) as process, client_of(app) as client:
         process.wait_for(SENDS)
         prefix = keys.beat(inference_of(app).store.prefix)
-        until(lambda: client.zcard(f"{prefix}:schedule") == 3, "the schedule is written", 10)
+        until(lambda: client.zcard(f"{prefix}:schedule") == 4, "the schedule is written", 10)
         # Five times the longest sleep of beat.
         assert 0 < client.ttl(keys.beat_lock(inference_of(app).store.prefix)) <= 25
         levels = {one.subject: one.level for one in examine_state(inference_of(app))}

@@ -35,6 +35,9 @@ EXAMPLES: list[errors.InferenceError] = [
     errors.TaskCancelledError("nobody waits"),
     errors.DeadlineError(tier="batch", ahead=9, timeout_s=2.0, retry_after_s=3.0),
     errors.IdempotencyConflictError("id-1"),
+    errors.DependencyUnknownError("no such task", dependency="id-2"),
+    errors.DependencyFailedError("it has failed", dependency="id-2", state="failed"),
+    errors.DependencyCycleError("itself", dependency="id-2"),
 ]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inference_tasks
 
 NAMES = """
-    Backoff BatchSubmission BrokerUnavailableError BugError BusyError Call CallerError DeploymentError Inference
-    InferenceApp InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model ModelLoadError
-    OutcomeUnknownError PermanentError PoolOptionError QueueFullError RefusedCall ResultTimeoutError RetryAfter
-    Settings SettingsError StateUnavailableError Submitter TaskFailedError TaskHandle TaskNotFoundError TaskRecord
-    TemporaryError TopologyMismatchError UnknownOptionError UnknownTaskError UnknownTierError adopt load_settings
+    Backoff BatchSubmission BrokerUnavailableError BugError BusyError Call CallerError DeadlineError
+    DependencyCycleError DependencyFailedError DependencyUnknownError DeploymentError IdempotencyConflictError
+    Inference InferenceApp InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model
+    ModelLoadError OutcomeUnknownError PermanentError PoolOptionError QueueFullError RefusedCall ResultTimeoutError
+    RetryAfter Settings SettingsError StateUnavailableError Submitter TaskCancelledError TaskFailedError TaskHandle
+    TaskNotFoundError TaskRecord TemporaryError TopologyMismatchError UnknownOptionError UnknownTaskError
+    UnknownTierError adopt load_settings
 """
 
 

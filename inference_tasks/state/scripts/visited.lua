@@ -7,12 +7,21 @@
 --            over: the message is not needed any more
 --            unburied: the task has failed, and its message is not known to lie in the dead letters
 --            free: all that it needed has succeeded
---            wait, then the ids of what it still needs, then of those among them that have no record; apart by \31, the
---            ids in a list by \29
+--            wait, then the ids of what it still needs, then of those among them that have no record and are in no index
+--            of a queue; apart by \31, the ids in a list by \29
 -- Atomic over the whole batch. A missing record is made from the message: it waits for what the message says.
 
 local now = clock()
 local now_text = moment(now)
+
+local function is_listed(id)
+  for tier in pairs(RANK) do
+    for _, lane in ipairs({ 'fresh', 'returned', 'aged' }) do
+      if redis.call('ZSCORE', ready_key(tier, lane), id) then return true end
+    end
+  end
+  return false
+end
 
 local function make(key, text, list, message)
   local generation, tier, _, crash_limit, hop, rest = string.match(text,
@@ -56,7 +65,7 @@ local function visit(key, text, list, message)
       return 'unburied'
     else
       open[#open + 1] = need
-      if not state then missing[#missing + 1] = need end
+      if not state and not is_listed(need) then missing[#missing + 1] = need end
       redis.call('SADD', beside(task_key(need), 'dependents'), id)
       redis.call('EXPIRE', beside(task_key(need), 'dependents'), ARGV[2])
     end

@@ -15,7 +15,9 @@ from inference_routing.lane import QueueKey
 from inference_tasks.broker.addressing import is_delayed
 from inference_tasks.broker.embedded import parked
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, TooLarge, Unavailable
+from inference_tasks.dependencies import Waits
 from inference_tasks.errors import StateUnavailableError
+from inference_tasks.settings import Settings
 from inference_tasks.state.records import DeadLetter
 from inference_tasks.worker.copies import Mover
 from inference_tasks.worker.dead import Death, Undertaker
@@ -65,7 +67,13 @@ class Bench:
             dead_queue="n.dead",
             worker="w",
         )
-        self.parking = Parking(self.mover, later=self.later, delay_prefix="n", queue_by_lane=QUEUES)
+        self.parking = Parking(
+            self.mover,
+            later=self.later,
+            delay_prefix="n",
+            queue_by_lane=QUEUES,
+            waits=Waits(Settings(namespace="n"), QUEUES),
+        )
 
     def post(self, outgoing: Outgoing) -> Future[Outcome]:
         self.sent.append(outgoing)
@@ -213,3 +221,16 @@ def test_who_meets_a_live_claim_waits_a_second_and_then_as_long_as_it_may_last()
         delays.append(parked(bench.sent[-1].routing_key)[1])
     assert delays == [1, 21, 31, 1]
     assert headers["inference"]["met"] == 4
+
+
+def test_a_message_of_a_task_that_waits_comes_round_later_each_time_where_such_are_looked_at() -> None:
+    bench, message = Bench(), Message()
+    bench.parking.waits(cast(Any, message), KEY)
+    bench.turn()
+    assert gone(message)
+    headers: Any = bench.sent[0].properties.headers
+    assert bench.sent[0].routing_key.endswith(".n.waiting")
+    assert (headers["inference"]["hop"], headers["inference"]["waited_s"]) == (3, 60)
+    bench.parking.waits(cast(Any, Message(headers)), KEY)
+    headers = bench.sent[1].properties.headers
+    assert headers["inference"]["waited_s"] == 120

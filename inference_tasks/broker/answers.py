@@ -1,0 +1,25 @@
+"""What the state store's answer to a submit means for its message."""
+
+from __future__ import annotations
+
+from inference_tasks.broker.messages import Accepted, Blocked, Conflict, Outcome, Refused
+from inference_tasks.state.records import CONFLICT, END_STATES, LATE, SubmitAnswer
+
+__all__ = ["settled_by"]
+
+
+def settled_by(answer: SubmitAnswer, drained_per_s: float | None) -> Outcome | None:
+    """Return what has become of a submit whose message need not, or must not, be sent; None for all others.
+
+    Args:
+        drained_per_s: how fast workers empty its tier, for a refusal; None if that is not known.
+    """
+    if answer.dependency:
+        return Blocked(answer.state, answer.dependency, answer.dependency_state)
+    if answer.state == LATE:
+        return Refused("deadline", drained_per_s, answer.ahead)
+    if answer.state == CONFLICT:
+        return Conflict(answer.shares)
+    if answer.state in END_STATES or (answer.shares and not answer.is_unsure):
+        return Accepted(published=False, task_id=answer.shares)
+    return None
