@@ -19,7 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.signals import slot_freed, slot_taken
-from tests.support import failing_tasks, history, tier_app, watching_tasks
+from tests.support import failing_tasks, fault_points, history, tier_app, watching_tasks
 from tests.support.tier_app import OPTIONS_VARIABLE, TIERS
 
 LOAD_VARIABLE = "INFERENCE_TEST_LOAD_S"
@@ -118,6 +118,7 @@ def _total(numbers: Sequence[int], plus: int = 0) -> int:
 
 if OPTIONS_VARIABLE in os.environ:
     app = make_app(json.loads(os.environ[OPTIONS_VARIABLE]))
+    fault_points.install()
     if DEATH_VARIABLE in os.environ:
         # The end of the run is written, and what it has freed is not published.
         inference_of(app).releases.freed = lambda freed: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
