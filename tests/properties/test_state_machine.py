@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -30,8 +31,12 @@ from inference_tasks.state.records import (
     TaskError,
     TaskRecord,
     Verdict,
+    Visit,
+    Visitor,
 )
+from inference_tasks.state.store import TaskStore
 from inference_tasks.testing.store import FakeTaskStore
+from tests.support.state_changes import WatchedStore
 from tests.support.task_stores import FakeHarness, RedisHarness
 
 LEASE_S = 1000.0
@@ -122,6 +127,25 @@ class TaskLife(RuleBasedStateMachine):
             for task_id in task_ids
         ]
         assert self.real.store.submit(tasks) == self.fake.store.submit(tasks)
+
+    @rule(
+        task_id=ids, nonce=nonces, needs=st.lists(ids, min_size=1, max_size=2, unique=True), has_deadline=st.booleans()
+    )
+    def submit_to_wait(self, task_id: str, nonce: str, needs: list[str], has_deadline: bool) -> None:
+        expires_at_s = DEADLINE_S if has_deadline else None
+        task = NewTask(
+            task_id, "f", "batch", "offline", "returned", 0, nonce, 0.0, expires_at_s, depends_on=tuple(needs)
+        )
+        assert self.real.store.submit([task]) == self.fake.store.submit([task])
+
+    @rule(task_id=ids, needs=st.lists(ids, min_size=1, max_size=2, unique=True), generation=generations, hop=hops)
+    def what_waits_comes_round(self, task_id: str, needs: list[str], generation: int, hop: int) -> None:
+        (record,) = self.real.store.get_many([task_id])
+        if record is None or record.state != State.WAITING:
+            return
+        visitor = Visitor(self._message(task_id, generation, hop), tuple(needs))
+        answers, expected = self.real.store.visited([visitor]), self.fake.store.visited([visitor])
+        assert [_sorted(one) for one in answers] == [_sorted(one) for one in expected]
 
     @rule(task_ids=st.lists(ids, max_size=2), nonce=nonces)
     def retract(self, task_ids: list[str], nonce: str) -> None:
@@ -424,6 +448,10 @@ class TaskLife(RuleBasedStateMachine):
             assert (record.held_until_s is not None) == (record.state == "processing")
 
 
+def _sorted(visit: Visit) -> Visit:
+    return Visit(visit.outcome, tuple(sorted(visit.needs)), tuple(sorted(visit.missing)))
+
+
 def _plain(claim: Claim) -> tuple[object, ...]:
     moments = (claim.held_until_s is None, claim.wait_s is None)
     return (claim.verdict, claim.attempts, claim.tier_first, claim.worker, *moments)
@@ -463,6 +491,9 @@ def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
 
 @pytest.mark.timeout(300)  # some ten round trips a step
 def test_the_scripts_keep_their_promises_whatever_happens(harness: RedisHarness) -> None:
+    # Every change of a state is one that there is.
+    harness.store = cast(TaskStore, WatchedStore(harness.store, IDS))
+
     class Life(TaskLife):
         real = harness
 
