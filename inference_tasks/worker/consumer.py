@@ -33,6 +33,7 @@ from inference_tasks.worker.source import NoSource
 from inference_tasks.worker.steps import TierConsumer
 from inference_tasks.worker.stopping import Stopper
 from inference_tasks.worker.tally import Tally
+from inference_tasks.worker.tracebacks import use_brief_tracebacks
 
 if TYPE_CHECKING:
     from inference_tasks.state.records import Claimant
@@ -90,6 +91,7 @@ class InferenceConsumer(seam.Consumer):
         self._solo_heartbeat: seam.SoloHeartbeat | None = None
         self._to_pool = seam.ungated(on_task_request)
         self._overflow: deque[Any] = deque()
+        use_brief_tracebacks()
 
         policy, topology = self.inference.policy, self.inference.topology
         keys = [QueueKey(queue.tier, queue.lane, queue.name) for queue in topology.queues if queue.tier is not None]

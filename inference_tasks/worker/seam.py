@@ -16,9 +16,9 @@ from time import monotonic
 from typing import Any
 
 import amqp
+import billiard.einfo
 from amqp import spec
 from amqp.serialization import dumps
-from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]  # its stub is older
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state as worker_state
@@ -40,6 +40,7 @@ __all__ = [
     "accepted_content",
     "bound",
     "collect",
+    "einfo",
     "error_of",
     "failure_in",
     "is_lost_child",
@@ -62,6 +63,8 @@ __all__ = [
 ]
 
 RecoverableConnectionError = amqp.exceptions.RecoverableConnectionError
+#: How errors cross from the pool's processes; its stub is older.
+einfo: Any = billiard.einfo
 CONNECTION_ERRORS: tuple[type[BaseException], ...] = amqp.Connection.connection_errors
 #: In basic.nack: one message, and back to its queue.
 REQUEUE_BIT = 0b10
@@ -334,7 +337,7 @@ def is_lost_child(info: object) -> bool:
 def error_of(info: object) -> BaseException | None:
     """Return the error in a job's error information."""
     error = getattr(info, "exception", None)
-    error = getattr(error, "exc", error) if isinstance(error, ExceptionWithTraceback) else error
+    error = getattr(error, "exc", error) if isinstance(error, einfo.ExceptionWithTraceback) else error
     # These say that the process ends; Celery makes lost processes of them, or has been asked to end the task.
     if not isinstance(error, Exception) or isinstance(error, MemoryError | Terminated):
         return None
