@@ -17,6 +17,7 @@ from inference_tasks.gateway.keys import KeyFile, KeyRing
 from inference_tasks.gateway.openapi import DESCRIPTION
 from inference_tasks.gateway.problems import problem_of_status, problem_response
 from inference_tasks.gateway.route import route_class
+from inference_tasks.gateway.routes_batches import add_batch_routes
 from inference_tasks.gateway.routes_health import add_health_routes
 from inference_tasks.gateway.routes_page import add_page_routes
 from inference_tasks.gateway.routes_tasks import add_task_routes
@@ -88,6 +89,7 @@ def _router(gateway: Gateway) -> APIRouter:
     ]
     made = APIRouter(route_class=route_class(gateway), lifespan=lifespan, dependencies=documented)
     add_task_routes(made, gateway)
+    add_batch_routes(made, gateway)
     add_health_routes(made, gateway)
     add_page_routes(made, gateway)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from kombu.utils.json import loads
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -16,15 +16,19 @@ from inference_tasks.state.records import State, TaskRecord
 from inference_tasks.task import SUBMIT_OPTIONS, TENANT
 
 __all__ = [
+    "BatchBody",
     "OverviewBody",
     "SubmitBody",
     "TaskBody",
     "TiersBody",
     "as_json",
+    "read_body",
     "read_submit",
     "submit_schema",
     "task_body",
 ]
+
+B = TypeVar("B", bound=BaseModel)
 
 # The names that OpenAI's API has for service classes.
 _TIER_BY_SERVICE_TIER = {"priority": REALTIME, "default": BATCH, "flex": OFFLINE, "auto": None}
@@ -93,8 +97,17 @@ def read_submit(value: object) -> SubmitBody:
     Raises:
         ProblemError: 422, naming each field that is wrong.
     """
+    return read_body(_Body, value)
+
+
+def read_body(kind: type[B], value: object) -> B:
+    """Read a body of some kind.
+
+    Raises:
+        ProblemError: 422, naming each field that is wrong.
+    """
     try:
-        return _Body.model_validate(value)
+        return kind.model_validate(value)
     except ValidationError as error:
         errors = [
             {"where": ".".join(map(str, one["loc"])), "message": one["msg"]}
@@ -167,6 +180,50 @@ class TiersBody(BaseModel):
     """All tiers."""
 
     tiers: list[TierBody]
+
+
+class BatchLinks(BaseModel):
+    """Where to go on."""
+
+    self: str
+    results: str
+
+
+class BatchCounts(BaseModel):
+    """How the accepted lines stand. A failed one that is replayed counts as failed until it ends again."""
+
+    pending: int = Field(description="Not ended yet.")
+    success: int
+    failed: int
+    cancelled: int
+    expired: int
+    dropped: int
+
+
+class RefusedLines(BaseModel):
+    """Lines in a row that were refused for the same reason."""
+
+    first: int = Field(description="Number of the first line, from 1; empty lines do not count.")
+    last: int
+    problem: str = Field(description="The last part of the problem's type.")
+    detail: str = Field(description="Of the first of them.")
+
+
+class BatchBody(BaseModel):
+    """A batch."""
+
+    id: str
+    state: Literal["uploading", "uploaded", "broken"] = Field(
+        description="Broken: the client left before the end; what was accepted runs."
+    )
+    created_at_s: float
+    lines: int
+    accepted: int
+    refused: int
+    counts: BatchCounts
+    links: BatchLinks
+    refused_lines: list[RefusedLines] | None = Field(None, description="At the upload only.")
+    is_cut: bool | None = Field(None, description="Whether there are more of these than are told.")
 
 
 class RecentTask(BaseModel):

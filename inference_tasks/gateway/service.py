@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from celery.utils import uuid
 
@@ -32,6 +32,8 @@ from inference_tasks.state.records import State, TaskRecord
 from inference_tasks.task import InferenceTask, SubmitOptions
 
 __all__ = ["Gateway", "Submitted"]
+
+T = TypeVar("T")
 
 # After Redis did not answer a look at a record; the task goes on meanwhile.
 _LOOK_AGAIN_S = 1.0
@@ -78,6 +80,7 @@ class Gateway:
         self.waiters = Waiters(url, self.store, timeout_s=settings.state.socket_timeout_s)
         self.readiness = Readiness(inference, self.store, self.waiters)
         self.recent = Recent(self.store)
+        self.batches = self.store.batches()
         announcements = self.waiters.announcements
         self.metrics = Metrics(
             waiting=self.waiters.__len__,
@@ -170,6 +173,29 @@ class Gateway:
         if record is None:
             return Submitted(handle.id, task.name, choice.tier, State.PENDING, None)
         return Submitted(handle.id, task.name, record.tier, record.state, record if is_finished else None)
+
+    async def entered(
+        self, key: ApiKey, items: Sequence[tuple[T, str]]
+    ) -> tuple[list[T], list[tuple[T, ProblemError]]]:
+        """Count tasks among those that a key has under way; return the items of those, and of those without room."""
+        if key.in_flight_max is None:
+            return [item for item, _ in items], []
+        entered, refused = list[T](), list[tuple[T, ProblemError]]()
+        for item, task_id in items:
+            try:
+                await self._in_flight.enter(key, task_id)
+                entered.append(item)
+            except ProblemError as problem:
+                refused.append((item, problem))
+            except InferenceError as error:
+                refused.append((item, problem_of(error)))
+        return entered, refused
+
+    async def left(self, key: ApiKey, task_ids: Sequence[str]) -> None:
+        """Count tasks no longer: they were not accepted."""
+        for task_id in task_ids if key.in_flight_max is not None else ():
+            with suppress(InferenceError):
+                await self._in_flight.leave(key, task_id)
 
     async def look_up(self, key: ApiKey, task_id: str) -> TaskRecord:
         """Return the record of a task that this key may see.

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from inference_tasks.state import keys, packing
+from inference_tasks.state.batches import Batches
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import NewTask, SubmitAnswer, TaskRecord
 from inference_tasks.state.script import AsyncCommands, as_text, load, translated
@@ -46,6 +47,10 @@ class AsyncTaskStore:
         self._retract = load("retract")
         self._get = load("get")
         self._enter = load("enter")
+
+    def batches(self) -> Batches:
+        """Return the batches beside the records, on the same connections."""
+        return Batches(self._client, self.prefix, self._unfinished_ttl_s)
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """As ``TaskStore.submit``."""

@@ -10,6 +10,9 @@ __all__ = [
     "DEFAULT_PREFIX",
     "accounts",
     "away",
+    "batch",
+    "batch_lines",
+    "batch_states",
     "beat",
     "beat_lock",
     "bell",
@@ -62,6 +65,24 @@ def dependents(prefix: str, task_id: str) -> str:
 def message(prefix: str, task_id: str) -> str:
     """Key of the message of a task that has not started: a string. The scripts make this name too."""
     return f"{prefix}{{{task_id}}}:message"
+
+
+def batch(prefix: str, batch_id: str) -> str:
+    """Key of what is known of a batch, and its counts: a hash. The scripts make this name too."""
+    return f"{prefix}{{{batch_id}}}:batch"
+
+
+def batch_lines(prefix: str, batch_id: str) -> str:
+    """Key of the lines of a batch that were accepted, in that order: a list."""
+    return f"{prefix}{{{batch_id}}}:lines"
+
+
+def batch_states(prefix: str, batch_id: str) -> str:
+    """Key of how those lines have ended: a string, a letter at the place of each. The scripts make this name too.
+
+    The places of a task are beside its record, in a set that only the scripts name: ``…:batches``, ``batch id|place``.
+    """
+    return f"{prefix}{{{batch_id}}}:states"
 
 
 def workers(prefix: str) -> str:

@@ -24,6 +24,7 @@ _COUNTED = frozenset(
         "dead_dropped",
         "depend",
         "dropped",
+        "enlist",
         "finish",
         "forget_ready",
         "note_ready",
@@ -42,8 +43,11 @@ _COUNTED = frozenset(
 _SUBMITS = frozenset({"depend", "submit", "submit_shared"})
 """The scripts that take work in: admission.lua stands before them as well."""
 
-_ENDS = frozenset({"cancel", "claim", "crashed", "dropped", "finish", "release", "visited"})
-"""The scripts in which tasks end, which others may wait for: dependents.lua stands before them as well."""
+_ENDS = frozenset({"cancel", "claim", "crashed", "dropped", "enlist", "finish", "release", "visited"})
+"""The scripts in which tasks end, or are found ended: others may wait for that, and batches count it.
+
+batches.lua and dependents.lua stand before them as well.
+"""
 
 # not register_script(): its object converts and copies the arguments once more, and asks for the script's hash on
 # each call's way. EVALSHA through execute_command costs half as much on the client's side.
@@ -123,7 +127,7 @@ class Script:
 def load(name: str) -> Script:
     """Read a script of this package, with what it shares with others before it."""
     folder = resources.files(__package__).joinpath("scripts")
-    before = {"ledger": _COUNTED, "admission": _SUBMITS, "dependents": _ENDS}
+    before = {"ledger": _COUNTED, "admission": _SUBMITS, "batches": _ENDS, "dependents": _ENDS}
     parts = ["prelude", *(part for part, names in before.items() if name in names), name]
     return Script(name, "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts))
 

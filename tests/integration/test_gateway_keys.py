@@ -204,3 +204,33 @@ def test_a_new_key_is_shown_once_and_its_entry_makes_it_valid(stage: Stage, tmp_
     ):
         assert http.get("/v1/tiers", headers={"X-API-Key": secret}).status_code == 200
         problem(http.get("/v1/tiers"), 401)
+
+
+def test_a_batch_is_its_tenants_alone_and_keeps_to_the_tiers_and_numbers_of_its_key(stage: Stage) -> None:
+    def upload(tenant: str, *lines: Mapping[str, object]) -> dict[str, Any]:
+        headers = {**stage.headers(tenant), "Content-Type": "application/jsonl"}
+        content = "\n".join(map(json.dumps, lines)).encode()
+        answer = stage.http.post("/v1/batches", params={"max_wait_s": 0}, content=content, headers=headers)
+        assert answer.status_code == 201, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    line = {"task": "step.batch", "custom_id": "same"}
+    acme = upload("acme", line)
+    for path in (acme["links"]["self"], acme["links"]["results"]):
+        problem(stage.http.get(path, headers=stage.headers("other")), 404)
+        assert stage.http.get(path, headers=stage.headers("acme")).status_code == 200
+        assert stage.http.get(path, headers=stage.headers("admin")).status_code == 200
+        problem(stage.http.get(path), 401)
+
+    # The same custom_id of another tenant is another task.
+    other = upload("other", line, {"task": "step.realtime"}, {"task": "step.batch", "tenant": "acme"})
+    assert [(one["first"], one["problem"]) for one in other["refused_lines"]] == [
+        (2, "tier-not-allowed"),
+        (3, "tenant-not-allowed"),
+    ]
+    ids = [
+        stage.http.get(batch["links"]["results"], headers=stage.headers(tenant)).json()["id"]
+        for tenant, batch in (("acme", acme), ("other", other))
+    ]
+    assert ids[0] != ids[1]

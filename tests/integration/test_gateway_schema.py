@@ -58,6 +58,8 @@ def test_the_document_is_what_it_says_to_be(schema: Any) -> None:
         ("GET", "/v1/tasks/{task_id}/events"),
         ("GET", "/v1/tiers"),
         ("GET", "/v1/overview"),
+        ("GET", "/v1/batches/{batch_id}"),
+        ("GET", "/v1/batches/{batch_id}/results"),
         ("GET", "/healthz"),
         ("GET", "/readyz"),
         ("GET", "/metrics"),

@@ -1,4 +1,4 @@
--- Read after ledger.lua, before the scripts in which tasks end or are freed; never run alone.
+-- Read after batches.lua, before the scripts in which tasks end or are freed; never run alone.
 
 -- A script that ends a task works on no more of those that wait for it than these. The others learn it when their own
 -- messages come round.
@@ -14,6 +14,7 @@ local function fail_dependent(key, ttl_s, id, cause, how, record, now)
   redis.call('EXPIRE', key, ttl_s)
   clear(key)
   announce(key, ttl_s, id, 'FAILURE', 'inference_tasks.errors', 'DependencyFailedError', message)
+  mark_in_batches(key, 'failed')
   departs(id, 'waiting', record.tier, record.lane)
   moved(record.tier_first, 'waiting', 'failed')
 end
@@ -33,8 +34,9 @@ local function free(key, id, record)
 end
 
 -- Tells those who wait for a task how it has ended: its success frees them, any other end fails them, and in turn those
--- who wait for them.
+-- who wait for them; and counts it in its batches.
 local function tell(key, how, ttl_s, now)
+  mark_in_batches(key, how)
   local ended, told, at = { { id_of(key), how } }, 0, 1
   while ended[at] and told < MOST_TOLD do
     local id, state = ended[at][1], ended[at][2]

@@ -12,7 +12,7 @@ from inference_tasks.errors import BugError, DeploymentError, InferenceError, St
 from inference_tasks.state.script import load, translated
 
 SCRIPTS = resources.files("inference_tasks.state").joinpath("scripts")
-READ_BEFORE_OTHERS = ("prelude", "ledger", "admission", "dependents")
+READ_BEFORE_OTHERS = ("prelude", "ledger", "admission", "batches", "dependents")
 NAMES = sorted({path.name.removesuffix(".lua") for path in SCRIPTS.iterdir()}.difference(READ_BEFORE_OTHERS))
 
 
