@@ -55,7 +55,7 @@ def test_a_refused_submission_was_never_admitted(harness: StoreHarness) -> None:
     assert (counted(harness), away(harness), ids_in(harness, RETURNED)) == ({}, {}, [])
 
 
-@pytest.mark.parametrize("end", ["success", "failed", "cancelled", "expired", "dropped"])
+@pytest.mark.parametrize("end", ["success", "failed", "cancelled", "expired"])
 def test_every_end_is_counted_once(harness: StoreHarness, end: str) -> None:
     task, token = started(harness)
     for _ in range(2):

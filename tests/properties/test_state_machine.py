@@ -492,7 +492,7 @@ def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
 @pytest.mark.timeout(300)  # some ten round trips a step
 def test_the_scripts_keep_their_promises_whatever_happens(harness: RedisHarness) -> None:
     # Every change of a state is one that there is.
-    harness.store = cast(TaskStore, WatchedStore(harness.store, IDS))
+    harness.store = cast(TaskStore, WatchedStore(harness))
 
     class Life(TaskLife):
         real = harness

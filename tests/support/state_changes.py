@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from inference_tasks.state.machine import TRANSITIONS
 from inference_tasks.state.records import State
-from inference_tasks.state.store import TaskStore
+from tests.support.task_stores import RedisHarness
 
-READS = frozenset({"get", "get_many", "accounts", "waiting", "oldest", "dead_letters", "dead_letter", "dead_count"})
+READS = frozenset(
+    {"get", "get_many", "accounts", "waiting", "oldest", "dead_letters", "dead_letter", "dead_count", "close"}
+)
 
 
 class WatchedStore:
-    """A task store; after each call that may change one, the records of these tasks are looked at."""
+    """The task store of a harness; the records are looked at before and after each call that may change one."""
 
-    def __init__(self, store: TaskStore, ids: Sequence[str]) -> None:
-        self._store = store
-        self._ids = ids
-        self.seen: set[tuple[State | None, State | None]] = set()
+    def __init__(self, harness: RedisHarness) -> None:
+        object.__setattr__(self, "_store", harness.store)
+        object.__setattr__(self, "_harness", harness)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._store, name, value)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -28,14 +31,17 @@ class WatchedStore:
         def watched(*args: Any, **kwargs: Any) -> Any:
             before = self._states()
             answer = found(*args, **kwargs)
-            for task_id, old, new in zip(self._ids, before, self._states(), strict=True):
-                if old != new:
-                    assert new in TRANSITIONS[old], f"{name} changed {task_id} from {old} to {new}"
-                    self.seen.add((old, new))
+            after = self._states()
+            for key in {*before, *after}:
+                old, new = before.get(key), after.get(key)
+                assert old == new or new in TRANSITIONS[old], f"{name} changed {key} from {old} to {new}"
             return answer
 
         return watched
 
-    def _states(self) -> list[State | None]:
-        records = self._store.get_many(self._ids)
-        return [None if record is None else State(record.state) for record in records]
+    def _states(self) -> dict[str, State]:
+        keys = [key for key in self._harness.stored_keys() if key.endswith(":task")]
+        with self._harness.client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.hget(key, "state")
+            return {key: State(state) for key, state in zip(keys, pipeline.execute(), strict=True) if state}

@@ -16,6 +16,8 @@ local function begin(tier)
   redis.call('HSET', key, 'state', 'pending', 'generation', ARGV[3], 'hop', 0, 'failures', 0, 'crashes', 0,
     'lane', 'returned', 'ready_at_s', now)
   redis.call('EXPIRE', key, ARGV[2])
+  -- That of the life before may have outlived its record.
+  redis.call('DEL', result_key(key))
   arrives(id, 'pending', tier, 'returned', now)
   unearth(KEYS[3], KEYS[4], id)
   settle()
@@ -38,7 +40,6 @@ end
 if state == 'failed' and known < generation then
   if record[5] then count(record[3], 'dead:' .. record[5], -1) end
   redis.call('HDEL', key, 'finished_at_s', 'expires_at_s', 'error_type', 'error_message', 'dead', 'cancel')
-  redis.call('DEL', result_key(key))
   moved(record[3], 'failed', 'pending')
   return begin(record[4])
 end
