@@ -308,6 +308,9 @@ class TierProducer:
             declare=() if found is not None else tuple(declarations(declare or ())),
         )
         publisher = self._amqp.door.publisher
+        running = self._amqp.app.current_worker_task
+        if running is not None and hasattr(running.request, "inference_gen"):
+            publisher.topology_exists()
         if not is_task and mode == TRANSIENT:
             # Events: worth a message, not worth a caller's waiting.
             publisher.post(outgoing, may_linger=True)
@@ -326,7 +329,6 @@ class TierProducer:
             _with_policy(once, retry_policy or {})
         else:
             once()
-        running = self._amqp.app.current_worker_task
         if found is not None and running is not None and running.request.id == found.task.id:
             # For the record, which the result backend writes: Celery tells it of the error that led to a retry only.
             running.request.update(inference_due_at_s=found.task.due_at_s or time.time())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from aiormq.abc import AbstractChannel
@@ -42,6 +43,8 @@ class LinkSettings:
     Attributes:
         urls: tried in turn.
         prepare: declares the topology; run once, in a thread, before the first message is written.
+        is_prepared: set once it is known that ``prepare`` has been run elsewhere; then it is run here only if something
+            turns out to be missing.
         exchanges: those that ``prepare`` makes sure of. Others are declared or looked for before their first use,
             because a publish to an exchange that does not exist closes the channel, with every message under way on it.
     """
@@ -51,6 +54,7 @@ class LinkSettings:
     heartbeat_s: int
     name: str = "inference-tasks publisher"
     prepare: Callable[[], object] | None = None
+    is_prepared: threading.Event = field(default_factory=threading.Event)
     exchanges: frozenset[str] = frozenset({""})
 
     def open(
@@ -83,7 +87,7 @@ class Link:
         self._closed: asyncio.Future[None] | None = None
         self._control: AbstractChannel | None = None
         self._declared: set[Declaration | str] = set()
-        self._prepared = settings.prepare is None
+        self._prepared = settings.prepare is None or settings.is_prepared.is_set()
         self._closers: set[asyncio.Task[None]] = set()
 
     @property
@@ -135,7 +139,8 @@ class Link:
 
     async def _prepare(self) -> None:
         prepare = self._settings.prepare
-        assert prepare is not None  # guarded by _prepared
+        if prepare is None:
+            return
         try:
             await asyncio.to_thread(prepare)
         except Exception as exc:
@@ -162,12 +167,22 @@ class Link:
                 if isinstance(declaration, ExchangeDeclaration):
                     self._declared.add(declaration.name)
         if exchange not in self._settings.exchanges and exchange not in self._declared:
-            channel = await self._control_channel()
             try:
-                await channel.exchange_declare(exchange, passive=True, timeout=self._settings.connect_timeout_s)
-            except (AMQPError, TimeoutError) as exc:
-                self._refuse(exc, f"there is no exchange {exchange!r}")
+                await self._find(exchange)
+            except LinkUnavailableError as exc:
+                if not (isinstance(exc.__cause__, ChannelNotFoundEntity) and self._settings.is_prepared.is_set()):
+                    raise
+                self._settings.is_prepared.clear()
+                await self._prepare()
+                await self._find(exchange)
             self._declared.add(exchange)
+
+    async def _find(self, exchange: str) -> None:
+        channel = await self._control_channel()
+        try:
+            await channel.exchange_declare(exchange, passive=True, timeout=self._settings.connect_timeout_s)
+        except (AMQPError, TimeoutError) as exc:
+            self._refuse(exc, f"there is no exchange {exchange!r}")
 
     async def _declare(self, wanted: Declaration) -> None:
         channel = await self._control_channel()

@@ -131,6 +131,7 @@ class Publisher:
         """
         self._confirm_timeout_s = confirm_timeout_s
         self._max_body_bytes = max_body_bytes
+        self._topology_exists = threading.Event()
         self._settings = PipelineSettings(
             link=embedded
             or LinkSettings(
@@ -138,6 +139,7 @@ class Publisher:
                 connect_timeout_s=connect_timeout_s,
                 heartbeat_s=heartbeat_s,
                 prepare=declare,
+                is_prepared=self._topology_exists,
                 exchanges=frozenset({"", *exchanges}),
             ),
             confirm_timeout_s=confirm_timeout_s,
@@ -180,6 +182,13 @@ class Publisher:
         ticket = self._start([outgoing], timeout_s, urgent=True, may_linger=may_linger)
         ticket.future.add_done_callback(lambda done: result.set_result(done.result()[0]))
         return result
+
+    def topology_exists(self) -> None:
+        """Say that the queues have been declared, as who runs a task from one of them knows.
+
+        Declaring them takes some hundred round trips, which the first message of each process would wait for.
+        """
+        self._topology_exists.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the connection; a later message opens it again."""
