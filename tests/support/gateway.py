@@ -60,8 +60,9 @@ def rig_of(rabbitmq: RabbitMQNode, redis: RedisNode, directory: Path, options: M
     """A namespace of a module's own on the shared nodes."""
     name = f"gateway-{uuid.uuid4().hex[:8]}"
     rabbitmq.create_vhost(name)
-    servers = {"broker": {"url": rabbitmq.url(name)}, "state": {"url": redis.url()}, "namespace": name}
-    rig = Rig({**servers, **options}, History(directory / "history"), directory, is_exact=False)
+    urls = {"broker": rabbitmq.url(name), "state": redis.url()}
+    servers = {section: {**options.get(section, {}), "url": url} for section, url in urls.items()}
+    rig = Rig({**options, **servers, "namespace": name}, History(directory / "history"), directory, is_exact=False)
     try:
         yield rig
     finally:
