@@ -1,13 +1,14 @@
 """Tracebacks that cross from the pool's process: where each call was, not the map of every function that was called.
 
-billiard copies the positions of every instruction of every function on the way, and pickles them with each error: half
-a megabyte in some milliseconds of either process for a task that is tried again. Who prints a traceback reads one
-position of each.
+billiard copies the positions of every instruction of every function on the way, and pickles them with each error: tens
+of kilobytes for a task that is tried again, a millisecond and more of either process. Who prints a traceback reads one
+position of each function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice, repeat
 from types import CodeType, FrameType, TracebackType
 
@@ -71,9 +72,12 @@ class _Alone:
 
 
 def _position(tb: TracebackType) -> Position:
-    if tb.tb_lasti < 0:
-        return NOWHERE
-    return next(islice(tb.tb_frame.f_code.co_positions(), tb.tb_lasti // 2, None), NOWHERE)
+    return NOWHERE if tb.tb_lasti < 0 else _position_in(tb.tb_frame.f_code, tb.tb_lasti // 2)
+
+
+@lru_cache(maxsize=512)
+def _position_in(code: CodeType, instruction: int) -> Position:
+    return next(islice(code.co_positions(), instruction, None), NOWHERE)
 
 
 def use_brief_tracebacks() -> None:
