@@ -19,6 +19,7 @@ from inference_routing.picker import Picker
 from inference_tasks.app import inference_of
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import WorkerBeat
+from inference_tasks.state.script import load
 from inference_tasks.worker import seam
 from inference_tasks.worker.dead import as_text
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
@@ -92,6 +93,8 @@ class InferenceConsumer(seam.Consumer):
         self._to_pool = seam.ungated(on_task_request)
         self._overflow: deque[Any] = deque()
         use_brief_tracebacks()
+        for script in ("finish", "submit"):  # read here once: the first run of each new process would wait for that
+            load(script)
 
         policy, topology = self.inference.policy, self.inference.topology
         keys = [QueueKey(queue.tier, queue.lane, queue.name) for queue in topology.queues if queue.tier is not None]
