@@ -27,6 +27,7 @@ from inference_tasks.client import Client
 from inference_tasks.dependencies import Releases
 from inference_tasks.errors import DeploymentError, SettingsError
 from inference_tasks.handles import TaskHandle
+from inference_tasks.lifting import Lifts
 from inference_tasks.models import ModelDecorator, load_all
 from inference_tasks.routes import TierRouter
 from inference_tasks.settings import Settings, find_file, load_settings
@@ -108,6 +109,11 @@ class Inference:
         """Lets go tasks that have waited for others."""
         return Releases(self)
 
+    @cached_property
+    def lifts(self) -> Lifts:
+        """Lifts tasks that others wait for into their tiers."""
+        return Lifts(self)
+
     def new_store(self) -> TaskStore:
         """Return a store with a connection of its own, for a thread that must not wait for others."""
         state = self.settings.state
@@ -146,6 +152,7 @@ class Inference:
             connect_timeout_s=settings.broker.connect_timeout_s,
             heartbeat_s=settings.broker.heartbeat_s,
             max_body_bytes=settings.broker.max_body_bytes,
+            lift_body_bytes=settings.state.lift_body_bytes,
             embedded=self._embedded_link(),
         )
 
@@ -175,7 +182,8 @@ class Inference:
             runner = EagerRunner(app)
             return Client(app, settings, runner, runner, self.queue_by_lane, herald=None)
         records = _Records(self.store, app)
-        return Client(app, settings, self.publisher, records, self.queue_by_lane, herald=Herald(app))
+        herald = Herald(app)
+        return Client(app, settings, self.publisher, records, self.queue_by_lane, herald=herald, lifts=self.lifts)
 
     def door(self) -> TierDoor:
         """What Celery's own publishing needs to know of the tiers."""

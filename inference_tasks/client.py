@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
@@ -22,6 +22,7 @@ from inference_tasks.errors import (
     TaskNotFoundError,
 )
 from inference_tasks.handles import BatchSubmission, Call, RefusedCall, TaskHandle, as_call
+from inference_tasks.lifting import SHARED
 from inference_tasks.routes import Choice, choose, running_tenant
 from inference_tasks.sharing import share_keys
 from inference_tasks.state.records import Cancellation, ShareKey, State, TaskRecord
@@ -64,6 +65,12 @@ class Records(Protocol):
     def cancel(self, task_id: str, *, terminate: bool, nonce: str) -> Cancellation: ...
 
 
+class Lifting(Protocol):
+    """What the client needs for the inheritance of tiers."""
+
+    def lift(self, task_ids: Sequence[str], tier: str, because: str) -> int: ...
+
+
 class Client:
     """Submits calls and asks for what became of them; one for each app."""
 
@@ -76,12 +83,14 @@ class Client:
         queue_by_lane: Mapping[tuple[str, str], str],
         *,
         herald: Herald | None,
+        lifts: Lifting | None = None,
     ) -> None:
         """Make a client.
 
         Args:
             queue_by_lane: {(tier, lane): queue}.
             herald: tells listeners and monitors of what was sent; None where nothing is sent.
+            lifts: lifts what a task of a higher tier waits for; None where nothing waits.
         """
         self._app = app
         self._herald = herald
@@ -89,6 +98,7 @@ class Client:
         self._publisher = publisher
         self._records = records
         self._queue_by_lane = queue_by_lane
+        self._lifts = lifts
         self._waits = Waits(settings, queue_by_lane)
         self._templates: dict[tuple[str, Choice], MessageTemplate] = {}
 
@@ -101,7 +111,9 @@ class Client:
     ) -> TaskHandle[R]:
         """Submit one call; see ``InferenceTask.submit``."""
         outgoing = self._outgoing(task, args, kwargs, options)
-        return self._handle(outgoing, self._publisher.send(outgoing, self._patience_s(options)))
+        outcome = self._publisher.send(outgoing, self._patience_s(options))
+        self._lift([outgoing], [outcome])
+        return self._handle(outgoing, outcome)
 
     async def submit_async(
         self,
@@ -112,7 +124,10 @@ class Client:
     ) -> TaskHandle[R]:
         """Submit one call from a coroutine."""
         outgoing = self._outgoing(task, args, kwargs, options)
-        return self._handle(outgoing, await self._publisher.send_async(outgoing, self._patience_s(options)))
+        outcome = await self._publisher.send_async(outgoing, self._patience_s(options))
+        if self._has_lifts([outgoing], [outcome]):
+            await asyncio.to_thread(self._lift, [outgoing], [outcome])
+        return self._handle(outgoing, outcome)
 
     def submit_many(
         self,
@@ -122,7 +137,9 @@ class Client:
     ) -> BatchSubmission[R]:
         """Submit many calls; see ``Submitter.submit_many``."""
         messages = self._all_outgoing(task, calls, options)
-        return self._report(messages, self._publisher.send_many(messages, options.confirm_timeout_s))
+        outcomes = self._publisher.send_many(messages, options.confirm_timeout_s)
+        self._lift(messages, outcomes)
+        return self._report(messages, outcomes)
 
     async def submit_many_async(
         self,
@@ -132,7 +149,10 @@ class Client:
     ) -> BatchSubmission[R]:
         """Submit many calls from a coroutine."""
         messages = self._all_outgoing(task, calls, options)
-        return self._report(messages, await self._publisher.send_many_async(messages, options.confirm_timeout_s))
+        outcomes = await self._publisher.send_many_async(messages, options.confirm_timeout_s)
+        if self._has_lifts(messages, outcomes):
+            await asyncio.to_thread(self._lift, messages, outcomes)
+        return self._report(messages, outcomes)
 
     def status(self, task_id: str) -> TaskRecord:
         """Look a task up by its id; see ``TaskHandle.status``."""
@@ -266,6 +286,28 @@ class Client:
             return template, NO_LINEAGE
         root_id = running.request.root_id or running.request.id
         return template, Lineage(root_id, running.request.id, running_tenant(self._app))
+
+    def _has_lifts(self, messages: list[Outgoing], outcomes: list[Outcome]) -> bool:
+        return self._lifts is not None and any(
+            isinstance(outcome, Accepted) and (outcome.lift or outgoing.once_free is not None)
+            for outgoing, outcome in zip(messages, outcomes, strict=True)
+        )
+
+    def _lift(self, messages: list[Outgoing], outcomes: list[Outcome]) -> None:
+        """Lift what waits below the tier of those that wait for it, or share it."""
+        if self._lifts is None or not self._has_lifts(messages, outcomes):
+            return
+        lifted: set[tuple[str, ...]] = set()
+        for outgoing, outcome in zip(messages, outcomes, strict=True):
+            task = outgoing.task
+            if task is None or not isinstance(outcome, Accepted):
+                continue
+            if outcome.lift:
+                self._lifts.lift([outcome.task_id], outcome.lift, SHARED)
+            elif task.depends_on and task.depends_on not in lifted:
+                # The others of a batch wait for the same.
+                lifted.add(task.depends_on)
+                self._lifts.lift(task.depends_on, task.tier, task.id)
 
     def _patience_s(self, options: SubmitOptions) -> float:
         return options.confirm_timeout_s or self._settings.broker.confirm_timeout_s

@@ -22,13 +22,24 @@ from inference_tasks.broker.kept import as_kept, copy_of_kept
 from inference_tasks.broker.messages import Accepted, Outgoing
 from inference_tasks.errors import CallerError
 from inference_tasks.routes import HEADER
-from inference_tasks.state.records import Freed, Move
+from inference_tasks.state.records import Freed, Lift, Move
 
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
     from inference_tasks.settings import Settings
 
-__all__ = ["KEPT_CHARS", "MISSING_SINCE", "NEEDS", "WAITED", "Dependency", "Releases", "Waits", "ids_of", "is_id"]
+__all__ = [
+    "KEPT_CHARS",
+    "MISSING_SINCE",
+    "NEEDS",
+    "WAITED",
+    "Dependency",
+    "Releases",
+    "Waits",
+    "ids_of",
+    "is_id",
+    "published",
+]
 
 log = logging.getLogger(__name__)
 
@@ -131,18 +142,32 @@ class Releases:
         Raises:
             StateUnavailableError: they are published and not marked; their claims will do that.
         """
-        inference = self._inference
-        copies = [self._copy(one) for one in freed]
-        outcomes = inference.publisher.send_many(copies, RELEASE_S)
-        done = [one for one, outcome in zip(freed, outcomes, strict=False) if isinstance(outcome, Accepted)]
-        if len(done) < len(freed):
-            log.warning("%d of %d freed tasks start later: %s", len(freed) - len(done), len(freed), outcomes[0])
-        inference.store.promoted([Move(one.id, one.generation, one.hop + 1, one.tier, RETURNED) for one in done])
+        published(self._inference, [(one, "") for one in freed], RELEASE_S)
 
-    def _copy(self, one: Freed) -> Outgoing:
+
+def published(inference: Inference, found: Sequence[tuple[Freed | Lift, str]], timeout_s: float) -> list[bool]:
+    """Publish copies of kept messages into ``returned`` of their tiers, and mark those that the broker has confirmed.
+
+    Args:
+        found: each with the reason of the mark, see ``Move``.
+
+    Returns:
+        Of each that was confirmed whether it is marked.
+    """
+    copies = []
+    for one, _ in found:
         changes = {"hop": one.hop + 1, "lane": RETURNED, "tier": one.tier}
-        queue = self._inference.queue_by_lane[one.tier, RETURNED]
-        return copy_of_kept(one.message, changes, exchange=self._inference.settings.namespace, routing_key=queue)
+        queue = inference.queue_by_lane[one.tier, RETURNED]
+        copies.append(copy_of_kept(one.message, changes, exchange=inference.settings.namespace, routing_key=queue))
+    outcomes = inference.publisher.send_many(copies, timeout_s)
+    moves = [
+        Move(one.id, one.generation, one.hop + 1, one.tier, RETURNED, because)
+        for (one, because), outcome in zip(found, outcomes, strict=False)
+        if isinstance(outcome, Accepted)
+    ]
+    if len(moves) < len(found):
+        log.warning("%d of %d copies are not stored: %s", len(found) - len(moves), len(found), outcomes[0])
+    return inference.store.promoted(moves)
 
 
 def _with_header(outgoing: Outgoing, changes: Mapping[str, object]) -> Outgoing:

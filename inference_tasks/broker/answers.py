@@ -21,5 +21,5 @@ def settled_by(answer: SubmitAnswer, drained_per_s: float | None) -> Outcome | N
     if answer.state == CONFLICT:
         return Conflict(answer.shares)
     if answer.state in END_STATES or (answer.shares and not answer.is_unsure):
-        return Accepted(published=False, task_id=answer.shares)
+        return Accepted(published=False, task_id=answer.shares, lift=answer.lift)
     return None

@@ -45,7 +45,7 @@ class Followers:
 
     def joined(self, flight: Flight, answer: SubmitAnswer) -> None:
         """Make a submit's message one of the task that it has joined."""
-        flight.shares = answer.shares
+        flight.shares, flight.lift = answer.shares, answer.lift
         flight.created = answer.state not in END_STATES
         flight.outgoing = under_id(flight.outgoing, answer.shares)
 
@@ -77,7 +77,7 @@ class Followers:
         waiting = [one for one in self._by_leader.pop(flight.leads, []) if one.stage is Stage.RECORDED]
         for one in waiting:
             if is_stored:
-                self._settle(one, Accepted(published=False, task_id=flight.leads))
+                self._settle(one, Accepted(published=False, task_id=flight.leads, lift=one.lift))
             else:
                 self.sent_or_waits(one)
 

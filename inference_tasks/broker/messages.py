@@ -124,10 +124,12 @@ class Accepted:
 
     Attributes:
         task_id: of the task that this submit has joined; empty where it has its own.
+        lift: the tier that this task should be lifted to, being higher than its own; empty for none.
     """
 
     published: bool = True
     task_id: str = ""
+    lift: str = ""
 
 
 @dataclass(frozen=True, slots=True)

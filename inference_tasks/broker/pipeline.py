@@ -18,6 +18,7 @@ from inference_routing.admission import RefusalReason
 from inference_tasks.broker.answers import settled_by
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.followers import Followers
+from inference_tasks.broker.kept import with_message
 from inference_tasks.broker.link import LinkSettings, LinkUnavailableError
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused, Unavailable, Unknown
 from inference_tasks.broker.rates import Rates
@@ -46,12 +47,14 @@ class PipelineSettings:
     Attributes:
         state: makes the state port, inside the loop that uses it; None where no records are kept.
         rates: {tier: tasks drained per second}, blocking; asked at most once a second, for refusals and deadlines.
+        lift_body_bytes: largest body of messages that are kept with their records; below 0, none are.
     """
 
     link: LinkSettings | EmbeddedLinkSettings
     confirm_timeout_s: float
     state: Callable[[], StatePort] | None = None
     rates: Callable[[], Mapping[str, float]] | None = None
+    lift_body_bytes: int = -1
 
 
 class Pipeline:
@@ -205,7 +208,7 @@ class Pipeline:
 
     async def _record(self, flights: list[Flight]) -> None:
         assert self._state is not None  # nothing is put into this lane without it
-        tasks = [flight.outgoing.task for flight in flights if flight.outgoing.task]
+        tasks = [with_message(flight.outgoing, self._settings.lift_body_bytes) for flight in flights]
         try:
             answers = await self._state.submit(await self._rates.limited(tasks))
         except Exception as exc:
@@ -274,7 +277,7 @@ class Pipeline:
         if flight.stage is Stage.SETTLED:
             return
         if verdict is Verdict.ACCEPTED:
-            self._settle(flight, Accepted(task_id=flight.shares))
+            self._settle(flight, Accepted(task_id=flight.shares, lift=flight.lift))
         elif verdict is Verdict.UNROUTABLE and not flight.rerouted and self._link.prepare_again():
             # The queues are gone, or were never declared in this virtual host: once more, after declaring them.
             flight.rerouted = True

@@ -115,6 +115,7 @@ class Publisher:
         connect_timeout_s: float = 3.0,
         heartbeat_s: int = 10,
         max_body_bytes: int = _MIB,
+        lift_body_bytes: int = 0,
         embedded: EmbeddedLinkSettings | None = None,
     ) -> None:
         """Prepare a publisher; nothing is connected yet.
@@ -127,6 +128,7 @@ class Publisher:
             exchanges: the exchanges that ``declare`` makes sure of.
             confirm_timeout_s: how long the broker may take to answer for a message.
             max_body_bytes: limit of body and headers together.
+            lift_body_bytes: largest body of a message that is kept with its record, so that it can be lifted; 0: none.
             embedded: how to reach the embedded broker, if ``broker_url`` names one.
         """
         self._confirm_timeout_s = confirm_timeout_s
@@ -145,6 +147,7 @@ class Publisher:
             confirm_timeout_s=confirm_timeout_s,
             state=state,
             rates=rates,
+            lift_body_bytes=lift_body_bytes or -1,
         )
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None

@@ -60,6 +60,7 @@ class Flight:
     Attributes:
         created: this submit wrote the task's record, or holds a share in it, so it may take that back.
         shares: the id of the task that it has joined, whose message this then is; empty where it has its own.
+        lift: the tier that the task which it has joined should be lifted to; empty for none.
         leads: the id of the shared task whose only message of this process it is; empty for none.
         rerouted: it came back because no queue took it, and is on its second way.
     """
@@ -69,6 +70,7 @@ class Flight:
         "encoded",
         "index",
         "leads",
+        "lift",
         "outgoing",
         "rerouted",
         "shares",
@@ -87,6 +89,7 @@ class Flight:
         self.created = False
         self.shares = ""
         self.leads = ""
+        self.lift = ""
         self.rerouted = False
         self.tag = 0
         self.written_at_s = 0.0

@@ -12,6 +12,7 @@ from rich.text import Text
 from inference_tasks.cli.exit import TASK_FAILED
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.cli.screen import clock_time, seconds
+from inference_tasks.lifting import SHARED
 from inference_tasks.state.records import State, TaskRecord
 
 __all__ = ["result", "result_view", "status"]
@@ -24,6 +25,7 @@ _STYLES = {
     State.DROPPED: "yellow",
     State.PROCESSING: "cyan",
     State.RETRYING: "magenta",
+    State.WAITING: "blue",
 }
 
 
@@ -84,6 +86,15 @@ def record_view(record: TaskRecord) -> Table:
         left_s = record.due_at_s - time.time()
         when = f"in {seconds(left_s)}" if left_s > 0 else "now"
         table.add_row("due", f"{clock_time(record.due_at_s)}  ({when})")
+    for need in record.waits_for:
+        table.add_row("waits for", need)
+    if record.lifted_from:
+        for_whom = (
+            "a submit that shares it" if record.lifted_by == SHARED else f"task {record.lifted_by}, which needs it"
+        )
+        table.add_row("lifted", f"from {record.lifted_from}, for {for_whom}")
+    if record.not_lifted:
+        table.add_row("not lifted", record.not_lifted)
     table.add_row("submitted", clock_time(record.submitted_at_s))
     table.add_row("started", clock_time(record.started_at_s))
     table.add_row("finished", clock_time(record.finished_at_s))

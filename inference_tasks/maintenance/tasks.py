@@ -77,8 +77,10 @@ class Upkeep:
         return self._done("comparing records with queues", self._reconciliation.run)
 
     def let_go(self) -> int:
-        """Look at what waits for other tasks and has come round; return how many tasks were let go."""
-        return self._done("letting waiting tasks go", self._round.run)
+        """Look at what waits for other tasks and has come round, and end lifts; return how many tasks were let go."""
+        let_go = self._done("letting waiting tasks go", self._round.run)
+        self._done("ending lifts", self._inference.lifts.lower)
+        return let_go
 
     def close(self) -> None:
         """Close the connection to the broker."""

@@ -123,12 +123,13 @@ class Round:
 
     def _free(self, message: Taken, said: Claimant) -> Outgoing:
         queue = self._inference.queue_by_lane[said.tier, RETURNED]
-        changes = {"lane": RETURNED, "hop": said.hop}
+        changes = {"lane": RETURNED, "hop": said.hop, "tier": said.tier}
         return put_off(message, changes, exchange=self._exchange, routing_key=queue)
 
     def _sort(self, found: _Sorted, message: Taken, said: Claimant, visit: Visit) -> None:
         if visit.outcome == "free":
-            found.free.append((message, said))
+            # It may have been lifted meanwhile.
+            found.free.append((message, said._replace(tier=visit.tier or said.tier)))
         elif visit.outcome == "unburied":
             record = self._store.get_many([said.id])[0]
             error: TaskError = (record.error if record else None) or {"type": "", "message": "it has failed"}
@@ -153,6 +154,8 @@ class Round:
         next_s = self._waits.next_s(mine.get(WAITED), is_kept=is_kept)
         # What it needs no more is not looked for again: after a loss of Redis nobody would know of its success.
         changes = {NEEDS: list(visit.needs), WAITED: next_s, MISSING_SINCE: since_s}
+        # Whoever was to lift it may have died before.
+        self._inference.lifts.lift(visit.needs, said.tier, said.id)
         exchange, routing_key = self._waits.address(said.tier, next_s)
         found.later.append((message, put_off(message, changes, exchange=exchange, routing_key=routing_key)))
 

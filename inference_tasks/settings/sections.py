@@ -172,6 +172,13 @@ class StateSettings(_Masked):
         "longer than a client goes on repeating one. More than finished_ttl_s does nothing for tasks that have ended.",
         minimum=1,
     )
+    lift_body_bytes: int = setting(
+        8192,
+        "Largest body of a message that Redis keeps until its task starts, for tiers below realtime, so that the task "
+        "can be lifted when one of a higher tier waits for it. It takes 1 KiB for each waiting task, and its body. 0: "
+        "none are kept, and none are lifted. Too high: Redis fills up with what the broker has already.",
+        minimum=0,
+    )
     on_state_loss: Literal["wait", "run"] = setting(
         "wait",
         "What workers do while Redis is away. wait: take no new work until it is back. run: go on without claims, so "

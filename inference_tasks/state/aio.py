@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from inference_tasks.state import keys, packing
+from inference_tasks.state import keys, packing, submits
 from inference_tasks.state.batches import Batches
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import NewTask, SubmitAnswer, TaskRecord
@@ -40,7 +40,7 @@ class AsyncTaskStore:
         self.prefix = prefix
         self._client = client
         self._unfinished_ttl_s = max(1, int(unfinished_ttl_s))
-        self._bounds = packing.pack_bounds(bounds or {})
+        self._bounds = submits.pack_bounds(bounds or {})
         self._counted_keys = (keys.accounts(prefix), keys.away(prefix))
         self._ready = keys.ready(prefix, namespace)
         self._confirmed = load("confirmed")
@@ -54,14 +54,14 @@ class AsyncTaskStore:
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
         """As ``TaskStore.submit``."""
-        by_script = packing.parted(tasks)
+        by_script = submits.parted(tasks)
         answers = {script: await self._make(script, found) for script, found in by_script.items()}
-        return packing.brought_together(tasks, answers)
+        return submits.brought_together(tasks, answers)
 
     async def _make(self, script: str, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
-        names, packed = packing.pack_submit(self.prefix, tasks, script=script)
+        names, packed = submits.pack_submit(self.prefix, tasks, script=script)
         args: list[str | int] = [self._ready, self._unfinished_ttl_s, self._bounds, *packed]
-        return packing.unpack_submit(await load(script).call_async(self._client, (*self._counted_keys, *names), args))
+        return submits.unpack_submit(await load(script).call_async(self._client, (*self._counted_keys, *names), args))
 
     async def confirmed(self, task_ids: Iterable[str]) -> None:
         """As ``TaskStore.confirmed``."""

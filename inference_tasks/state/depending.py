@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from inference_tasks.state import packing
 from inference_tasks.state.calling import Calling
 from inference_tasks.state.packing import FIELD, RECORD
-from inference_tasks.state.records import Freed, Visit, Visitor
+from inference_tasks.state.records import Freed, Lift, Visit, Visitor
 from inference_tasks.state.script import as_text
 
 __all__ = ["Depending", "unpack_freed"]
+
+#: One call looks at no more tasks than these.
+MOST_LIFTED = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,21 @@ class Depending(Calling):
         reply = self._change("visited", self._task_keys(visitor.claimant.id for visitor in visitors), args)
         return [_visit(line) for line in as_text(reply).split(RECORD)]
 
+    def to_lift(self, wishes: Sequence[tuple[str, str, str]]) -> list[Lift]:
+        """Find what is to be lifted, given as (id, tier that it should have, id of the task that waits for it).
+
+        What waits itself is noted only, and what that waits for is found too. The copies are published, and marked by
+        ``promoted``.
+        """
+        if not wishes:
+            return []
+        args: list[str | int] = [self._unfinished_ttl_s, MOST_LIFTED, *(part for wish in wishes for part in wish)]
+        return _lifts(self._change("lift", (), args))
+
+    def to_lower(self) -> list[Lift]:
+        """Find lifted tasks that nobody needs in that tier any more, among the 1000 that were lifted first."""
+        return _lifts(self._change("lower", (), (MOST_LIFTED,)))
+
     def _tell_freed(self, freed: Sequence[Freed]) -> None:
         if not freed or self.on_freed is None:
             return
@@ -52,8 +70,18 @@ class Depending(Calling):
             logger.exception("%d freed task(s) start later", len(freed))
 
 
+def _lifts(reply: object) -> list[Lift]:
+    found = []
+    for line in filter(None, as_text(reply).split(RECORD)):
+        task_id, generation, hop, tier, because, message = line.split(FIELD, 5)
+        found.append(Lift(task_id, int(generation), int(hop), tier, because, message))
+    return found
+
+
 def _visit(line: str) -> Visit:
     outcome, _, rest = line.partition(FIELD)
+    if outcome == "free":
+        return Visit(outcome, tier=rest)
     needs, _, missing = rest.partition(FIELD)
     return Visit(outcome, packing.listed(needs), packing.listed(missing))
 

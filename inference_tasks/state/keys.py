@@ -24,6 +24,7 @@ __all__ = [
     "held",
     "holder",
     "lease",
+    "lifted",
     "message",
     "needs",
     "ready",
@@ -83,6 +84,11 @@ def batch_states(prefix: str, batch_id: str) -> str:
     The places of a task are beside its record, in a set that only the scripts name: ``…:batches``, ``batch id|place``.
     """
     return f"{prefix}{{{batch_id}}}:states"
+
+
+def lifted(prefix: str) -> str:
+    """Key of the tasks that are lifted: a sorted set, id by the time of that. The scripts make this name too."""
+    return f"{prefix}lifted"
 
 
 def workers(prefix: str) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "DeadLetter",
     "Finish",
     "Freed",
+    "Lift",
     "Move",
     "NewTask",
     "Renewal",
@@ -292,17 +293,21 @@ class Backlog(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A copy of a task's message that the broker has confirmed: its hop, and tier and lane where it lies now."""
+    """A copy of a task's message that the broker has confirmed: its hop, and tier and lane where it lies now.
+
+    ``because``: the id of the task for whose sake it was lifted; empty if it was not, ``-`` if a lift has ended by it.
+    """
 
     id: str
     generation: int
     hop: int
     tier: str
     lane: str
+    because: str = ""
 
 
 class Freed(NamedTuple):
-    """A task that waited for others, and may start by now: its message in the delay queues, and what it says."""
+    """A task that waited for others and may start by now, in this tier; the rest is as its message says it."""
 
     id: str
     generation: int
@@ -333,11 +338,24 @@ class Visit(NamedTuple):
             start; ``wait``: it is to come round again.
         needs: ids of the tasks that it still waits for.
         missing: those of them that have no record and are not listed in a queue either.
+        tier: in which a free one starts.
     """
 
     outcome: str
     needs: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    tier: str = ""
+
+
+class Lift(NamedTuple):
+    """A task whose message is to be copied into another tier: into which, and for whose sake (``-``: nobody's)."""
+
+    id: str
+    generation: int
+    hop: int
+    tier: str
+    because: str
+    message: str
 
 
 class Renewal(NamedTuple):
@@ -377,6 +395,9 @@ class TaskRecord:
         dead: of a failed task, where its message is (``DeadKind``); None while it is not known to be a dead letter.
         tenant: for whom it was submitted; None if that was not said.
         tier_wanted: the highest tier of the submits that share it; None where none do.
+        lifted_from: the tier that it had before it was lifted for a task that waits for it; None if it was not.
+        lifted_by: id of that task, or ``shared`` if it was another submit that shares it.
+        not_lifted: why it was not lifted, though it should have been.
         waits_for: ids of the tasks that must succeed before it may start; only while it is ``waiting``.
         cancel_asked: how it was asked to stop while it ran, ``stop`` or ``terminate``; None if it was not.
     """
@@ -406,6 +427,9 @@ class TaskRecord:
     tenant: str | None = None
     cancel_asked: str | None = None
     tier_wanted: str | None = None
+    lifted_from: str | None = None
+    lifted_by: str | None = None
+    not_lifted: str | None = None
     waits_for: tuple[str, ...] = ()
 
     @property

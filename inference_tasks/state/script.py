@@ -27,6 +27,8 @@ _COUNTED = frozenset(
         "enlist",
         "finish",
         "forget_ready",
+        "lift",
+        "lower",
         "note_ready",
         "promoted",
         "release",

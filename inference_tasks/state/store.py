@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from inference_tasks.errors import TaskNotFoundError
-from inference_tasks.state import keys, packing
+from inference_tasks.state import keys, packing, submits
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.cancelling import Cancelling
 from inference_tasks.state.dead_letters import DeadLetters
@@ -97,7 +97,7 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
         """
         super().__init__(client, prefix, namespace, unfinished_ttl_s=unfinished_ttl_s, finished_ttl_s=finished_ttl_s)
         self._max_crashes = max_crashes
-        self._bounds = packing.pack_bounds(bounds or {})
+        self._bounds = submits.pack_bounds(bounds or {})
 
     @classmethod
     def from_url(
@@ -141,13 +141,13 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
         the deadline is the latest of its holders'. Where tasks with and without such keys are mixed, that takes two
         round trips.
         """
-        by_script = packing.parted(tasks)
+        by_script = submits.parted(tasks)
         answers = {script: self._submit(script, found) for script, found in by_script.items()}
-        return packing.brought_together(tasks, answers)
+        return submits.brought_together(tasks, answers)
 
     def _submit(self, script: str, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
-        names, args = packing.pack_submit(self.prefix, tasks, script=script)
-        return packing.unpack_submit(self._change(script, names, (self._unfinished_ttl_s, self._bounds, *args)))
+        names, args = submits.pack_submit(self.prefix, tasks, script=script)
+        return submits.unpack_submit(self._change(script, names, (self._unfinished_ttl_s, self._bounds, *args)))
 
     def confirmed(self, task_ids: Iterable[str]) -> None:
         """Note that the messages of shared tasks are stored: who joins them needs none of his own."""

@@ -46,7 +46,7 @@ class Sweeps(Calling):
         """
         if not moves:
             return []
-        args = [packing.joined(move.generation, move.hop, move.tier, move.lane) for move in moves]
+        args = [packing.joined(move.generation, move.hop, move.tier, move.lane, move.because) for move in moves]
         reply = self._change("promoted", self._task_keys(move.id for move in moves), args)
         return [bool(marked) for marked in reply]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inference_tasks.state.packing import brought_together, parted
 from inference_tasks.state.records import CONFLICT, LATE, PARKED, NewTask, ShareKey, State, SubmitAnswer
-from inference_tasks.testing.cancelling import FakeCancelling, rank
-from inference_tasks.testing.ledger import Kept, blank
+from inference_tasks.state.submits import brought_together, parted
+from inference_tasks.testing.cancelling import FakeCancelling
+from inference_tasks.testing.ledger import Kept, blank, rank
 
 __all__ = ["FakeAdmission"]
 
@@ -103,10 +103,10 @@ class FakeAdmission(FakeCancelling):
         if task.shared:
             kept.shared, kept.held_generation = shared, task.generation
             kept.holders[task.nonce] = (task.tier, expires_at_s)
+        kept.message = task.message
         needs = self._open(task.depends_on)
         if needs:
             kept.record = replace(kept.record, state=State.WAITING, waits_for=needs)
-            kept.message = task.message
         return SubmitAnswer(True, kept.record.state)
 
     def _ahead(self, tier: str) -> int:

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 
 from inference_tasks.state.records import Cancellation, Run, State, TaskRecord
 from inference_tasks.testing.depending import FakeDepending
-from inference_tasks.testing.ledger import Kept
+from inference_tasks.testing.ledger import Kept, rank
 
-__all__ = ["FakeCancelling", "rank"]
-
-_TIERS = ("offline", "batch", "realtime")
-
-
-def rank(tier: str) -> int:
-    """The higher, the more urgent; below all tiers what is none."""
-    return _TIERS.index(tier) if tier in _TIERS else -1
+__all__ = ["FakeCancelling"]
 
 
 @dataclass

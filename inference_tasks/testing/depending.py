@@ -10,13 +10,15 @@ from inference_tasks.state.records import (
     DEPENDENCY_FAILED,
     DEPENDENCY_UNKNOWN,
     Freed,
+    Lift,
     NewTask,
     State,
     SubmitAnswer,
+    TaskRecord,
     Visit,
     Visitor,
 )
-from inference_tasks.testing.ledger import FakeLedger, Kept
+from inference_tasks.testing.ledger import FakeLedger, Kept, rank
 
 __all__ = ["FakeDepending"]
 
@@ -66,9 +68,54 @@ class FakeDepending(FakeLedger):
             self._tell(record.id, State.EXPIRED)
             return Visit("over")
         if not open_needs:
-            return Visit("free")
+            return Visit("free", tier=kept.lift_to or record.tier)
         noted = {task_id for _, task_id in self._noted}
         return Visit("wait", open_needs, tuple(one for one in open_needs if one not in self._kept and one not in noted))
+
+    def to_lift(self, wishes: Sequence[tuple[str, str, str]]) -> list[Lift]:
+        """As ``TaskStore.to_lift``."""
+        self._reach()
+        found, left = [], list(wishes)
+        for task_id, tier, because in left:
+            kept = self._kept.get(task_id)
+            if kept is None or kept.record.is_finished or rank(kept.lift_to or kept.record.tier) >= rank(tier):
+                continue
+            record = kept.record
+            if record.state == State.WAITING:
+                kept.lift_to = tier
+                self._mark_lift(kept, record.tier, tier, because)
+                # The list grows while it is read.
+                left += [(need, tier, because) for need in record.waits_for]
+            elif record.state == State.PENDING and kept.message:
+                found.append(Lift(record.id, record.generation, record.hop, tier, because, kept.message))
+            elif record.state == State.PENDING:
+                kept.record = replace(record, not_lifted="its message is not kept (state.lift_body_bytes)")
+            elif record.state == State.RETRYING:
+                kept.record = replace(record, not_lifted="it is parked until it is tried again")
+        return found
+
+    def to_lower(self) -> list[Lift]:
+        """As ``TaskStore.to_lower``."""
+        self._reach()
+        found = []
+        for kept in self._kept.values():
+            record = kept.record
+            if record.lifted_from is None or record.state not in (State.PENDING, State.WAITING):
+                continue
+            tier = max(self._needed(record), record.lifted_from, key=rank)
+            if rank(tier) >= rank(kept.lift_to or record.tier):
+                continue
+            if record.state == State.WAITING:
+                kept.lift_to = "" if tier == record.tier else tier
+                self._mark_lift(kept, record.tier, tier, "-")
+            elif kept.message:
+                found.append(Lift(record.id, record.generation, record.hop, tier, "-", kept.message))
+        return found
+
+    def _needed(self, record: TaskRecord) -> str:
+        waiting = [one for one in self._kept.values() if record.id in one.record.waits_for]
+        tiers = [one.lift_to or one.record.tier for one in waiting]
+        return max([*tiers, record.tier_wanted or ""], key=rank)
 
     def _open(self, needs: Sequence[str]) -> tuple[str, ...]:
         return tuple(
@@ -117,7 +164,7 @@ class FakeDepending(FakeLedger):
                 continue
             kept.record = replace(record, waits_for=tuple(need for need in record.waits_for if need != task_id))
             if not kept.record.waits_for and kept.message:
-                freed.append(Freed(record.id, record.generation, record.hop, record.tier, kept.message))
+                freed.append(Freed(record.id, record.generation, record.hop, kept.lift_to or record.tier, kept.message))
         if freed and self.on_freed is not None:
             self.on_freed(freed)
 

@@ -26,7 +26,15 @@ from inference_tasks.state.records import (
     Waiting,
 )
 
-__all__ = ["FakeLedger", "Kept", "blank"]
+__all__ = ["FakeLedger", "Kept", "blank", "rank"]
+
+
+_TIERS = ("offline", "batch", "realtime")
+
+
+def rank(tier: str) -> int:
+    """The higher, the more urgent; below all tiers what is none."""
+    return _TIERS.index(tier) if tier in _TIERS else -1
 
 
 @dataclass
@@ -41,6 +49,7 @@ class Kept:
     holders: dict[str, tuple[str, float | None]] = field(default_factory=dict)
     held_generation: int = 0
     message: str = ""
+    lift_to: str = ""
 
 
 @dataclass
@@ -106,9 +115,20 @@ class FakeLedger:
             return False
         place = {"tier": move.tier, "lane": move.lane, "ready_at_s": self.now_s, "due_at_s": None}
         if is_free:
-            kept.nonce = None
-        kept.record = replace(kept.record, state=State.PENDING, hop=move.hop, **place)  # type: ignore[arg-type]
+            kept.nonce, kept.lift_to = None, ""
+        before = kept.record
+        kept.record = replace(before, state=State.PENDING, hop=move.hop, **place)  # type: ignore[arg-type]
+        if move.because:
+            self._mark_lift(kept, before.tier, move.tier, move.because)
         return True
+
+    def _mark_lift(self, kept: Kept, tier_before: str, tier: str, because: str) -> None:
+        first = kept.record.lifted_from or tier_before
+        if first == tier:
+            kept.record = replace(kept.record, lifted_from=None, lifted_by=None)
+        else:
+            by = kept.record.lifted_by if because == "-" else because
+            kept.record = replace(kept.record, lifted_from=first, lifted_by=by, not_lifted=None)
 
     def note_ready(self, queue: str, tasks: Sequence[tuple[str, float]]) -> int:
         """As ``TaskStore.note_ready``."""

@@ -111,6 +111,7 @@ class FakeTaskStore(FakeAdmission):
                 self._fail_crashed(kept, replace(record, hop=claimant.hop))
                 return refuse(Verdict.CRASHED)
         record = kept.record = replace(record, hop=claimant.hop, due_at_s=None, waits_for=())
+        kept.message, kept.lift_to = "", ""
         if record.expires_at_s is not None and record.expires_at_s <= self.now_s:
             kept.record = replace(record, state=State.EXPIRED, finished_at_s=self.now_s, held_until_s=None)
             self._announce(claimant.id, "REVOKED", "celery.exceptions", "TaskRevokedError", "expired")

@@ -208,7 +208,7 @@ def test_a_message_that_comes_round_is_told_what_is_to_become_of_it(harness: Sto
     assert visit(harness, task) == Visit("wait", (second.id,))
     ran(harness, second)
     # Whoever was to release it did not come to that.
-    assert visit(harness, task) == Visit("free")
+    assert visit(harness, task) == Visit("free", tier="batch")
     assert harness.store.promoted([Move(task.id, 0, 1, "batch", "returned")]) == [True]
     assert visit(harness, task) == Visit("over")
 
@@ -253,7 +253,7 @@ def test_without_its_message_a_freed_task_starts_when_its_own_comes_round(harnes
     harness.store.submit([task])
     assert ran(harness, need) == []
     assert harness.store.get(task.id).state == "waiting"
-    assert visit(harness, task) == Visit("free")
+    assert visit(harness, task) == Visit("free", tier="batch")
 
 
 def test_of_very_many_that_wait_the_rest_learns_it_when_its_messages_come_round(real: RedisHarness) -> None:
@@ -263,7 +263,7 @@ def test_of_very_many_that_wait_the_rest_learns_it_when_its_messages_come_round(
     freed = {one.id for one in ran(real, need)}
     assert len(freed) == 1000
     left = [task for task in tasks if task.id not in freed]
-    assert [visit(real, task) for task in left[:3]] == [Visit("free")] * 3
+    assert [visit(real, task) for task in left[:3]] == [Visit("free", tier="offline")] * 3
 
 
 def test_nothing_of_what_waits_is_kept_without_an_end(real: RedisHarness) -> None:

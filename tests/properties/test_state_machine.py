@@ -24,6 +24,7 @@ from inference_tasks.state.records import (
     Claim,
     Claimant,
     DeadLetter,
+    Lift,
     Move,
     NewTask,
     ShareKey,
@@ -48,6 +49,7 @@ LANES = {"fresh": "", "returned": ".returned", "aged": ".aged"}
 QUEUES = tuple(f"inference.{tier}{suffix}" for tier in ("realtime", "batch", "offline") for suffix in LANES.values())
 WORKERS = ("w1", "w2", "w3")
 ids = st.sampled_from(IDS)
+messages = st.sampled_from(("", "its message"))
 workers = st.sampled_from(WORKERS)
 nonces = st.sampled_from(("n1", "n2"))
 generations = st.sampled_from((0, 0, 0, 1))
@@ -106,6 +108,7 @@ class TaskLife(RuleBasedStateMachine):
         has_deadline=st.booleans(),
         is_delayed=seldom,
         by_worker=seldom,
+        message=messages,
     )
     def submit(
         self,
@@ -116,6 +119,7 @@ class TaskLife(RuleBasedStateMachine):
         has_deadline: bool,
         is_delayed: bool,
         by_worker: bool,
+        message: str,
     ) -> None:
         blank = NewTask("", "f", "batch", "offline", lane, generation, nonce, 0.0, worker_published=by_worker)
         tasks = [
@@ -123,6 +127,7 @@ class TaskLife(RuleBasedStateMachine):
                 id=task_id,
                 expires_at_s=DEADLINE_S if has_deadline else None,
                 due_at_s=DELAY_S if is_delayed else None,
+                message=message,
             )
             for task_id in task_ids
         ]
@@ -137,6 +142,38 @@ class TaskLife(RuleBasedStateMachine):
             task_id, "f", "batch", "offline", "returned", 0, nonce, 0.0, expires_at_s, depends_on=tuple(needs)
         )
         assert self.real.store.submit([task]) == self.fake.store.submit([task])
+
+    @rule(task_ids=st.lists(ids, min_size=1, max_size=2, unique=True), is_marked=st.booleans())
+    def lift(self, task_ids: list[str], is_marked: bool) -> None:
+        wishes = [(task_id, "realtime", "x") for task_id in task_ids]
+        self._move(self.real.store.to_lift(wishes), self.fake.store.to_lift(wishes), is_marked)
+
+    @rule(order=st.permutations(IDS), is_left=st.booleans())
+    def one_waits_in_realtime_for_another(self, order: list[str], is_left: bool) -> None:
+        blank = NewTask("", "f", "batch", "offline", "returned", 0, "n1", 0.0, worker_published=True)
+        need, dependent = order[0], order[1]
+        tasks = [
+            blank._replace(id=need, message="its message"),
+            blank._replace(id=dependent, tier="realtime", depends_on=(need,)),
+        ]
+        assert self.real.store.submit(tasks) == self.fake.store.submit(tasks)
+        self.lift([need], True)
+        if is_left:
+            self.cancel(dependent, False, True)
+            self.lower(True)
+
+    @rule(is_marked=st.booleans())
+    def lower(self, is_marked: bool) -> None:
+        # Each looks at them in an order of its own, and one that waits is lowered before what it waits for.
+        for _ in IDS:
+            lifts, expected = self.real.store.to_lower(), self.fake.store.to_lower()
+        self._move(lifts, expected, is_marked)
+
+    def _move(self, lifts: list[Lift], expected: list[Lift], is_marked: bool) -> None:
+        assert sorted(lifts) == sorted(expected)
+        if is_marked:
+            moves = [Move(one.id, one.generation, one.hop + 1, one.tier, "returned", one.because) for one in lifts]
+            assert self.real.store.promoted(moves) == self.fake.store.promoted(moves)
 
     @rule(task_id=ids, needs=st.lists(ids, min_size=1, max_size=2, unique=True), generation=generations, hop=hops)
     def what_waits_comes_round(self, task_id: str, needs: list[str], generation: int, hop: int) -> None:
@@ -484,6 +521,10 @@ def _facts(record: TaskRecord | None) -> tuple[object, ...] | None:
         record.dead,
         record.cancel_asked,
         record.tier_wanted,
+        record.lifted_from,
+        record.lifted_by,
+        record.not_lifted,
+        record.waits_for,
         record.token is None,
         *(moment is None for moment in moments),
     )

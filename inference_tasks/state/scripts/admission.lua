@@ -3,11 +3,11 @@
 -- record in seconds, ARGV[3] bounds: tier, number, tier, number, … apart by \31; and of each task its fields apart by
 -- \31: name, tier, tier_first, lane, generation, nonce, expires_at_s, due_at_s: each empty, unix seconds, or +seconds
 -- from now; hop; 1 if it may be refused, else 0; tenant, empty for none; how many of its tier may wait before it, empty
--- for any number.
+-- for any number; its message, empty if it is not to be kept.
 
 local NOW = moment((clock()))
 local FIELDS = '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)'
-  .. '\31([^\31]*)\31(.)\31([^\31]*)\31([^\31]*)$'
+  .. '\31([^\31]*)\31(.)\31([^\31]*)\31([^\31]*)\31(.*)$'
 local away_before, waiting_before, bounds = {}, {}, nil
 
 local function is_parked(tier)
@@ -36,7 +36,7 @@ end
 -- Returns +pending, or why there is no record: parked, or late: and how many wait before it. A task that is shared gets
 -- further fields; one that waits for other tasks gets a state of its own.
 local function admit(key, text, fields, state)
-  local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused, tenant, max_ahead =
+  local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused, tenant, max_ahead, message =
     string.match(text, FIELDS)
   if may_be_refused == '1' then
     if is_parked(tier) then return 'parked' end
@@ -58,6 +58,10 @@ local function admit(key, text, fields, state)
     'generation', generation, 'nonce', nonce, 'submitted_at_s', NOW, 'expires_at_s', at(expires),
     'ready_at_s', ready_at)
   if tenant ~= '' then redis.call('HSET', key, 'tenant', tenant) end
+  if message ~= '' then
+    redis.call('HSET', key, 'kept', 1)
+    redis.call('SET', beside(key, 'message'), message, 'EX', ARGV[2])
+  end
   if fields then redis.call('HSET', key, unpack(fields)) end
   redis.call('EXPIRE', key, ARGV[2])
   moved(tier_first, nil, state)

@@ -1,8 +1,7 @@
 -- Makes a record for each task that waits for other tasks, unless what it waits for cannot come.
 -- KEYS     accounts, away, then one task record each
 -- ARGV[1]  start of the ready keys   ARGV[2], ARGV[3]  see admission.lua
--- ARGV[4…] three per key: its fields as admission.lua takes them; the ids of the tasks that it needs, apart by \31; its
---          message, for the release, empty if it is not to be kept here
+-- ARGV[4…] two per key: its fields as admission.lua takes them; the ids of the tasks that it needs, apart by \31
 -- Returns  one answer per task, apart by \30:
 --            +waiting; +pending if all that it needs has succeeded; parked | late: | a state, as submit.lua
 --            unknown | failed | cycle, each with the id of what it needs; after failed the state of that; apart by \31
@@ -24,7 +23,7 @@ local function leads_to(from, id)
   return false
 end
 
-local function depend(key, text, list, message)
+local function depend(key, text, list)
   local id, needs, open = id_of(key), {}, {}
   for need in string.gmatch(list, '[^\31]+') do needs[#needs + 1] = need end
   -- A task that nobody waits for closes no circle.
@@ -43,7 +42,7 @@ local function depend(key, text, list, message)
     end
   end
   if #open == 0 then return admit(key, text) end
-  local answer = admit(key, text, message ~= '' and { 'kept', 1 } or nil, 'waiting')
+  local answer = admit(key, text, nil, 'waiting')
   if answer ~= '+waiting' then return answer end
   redis.call('SADD', beside(key, 'needs'), unpack(open))
   redis.call('EXPIRE', beside(key, 'needs'), ARGV[2])
@@ -51,11 +50,10 @@ local function depend(key, text, list, message)
     redis.call('SADD', beside(task_key(need), 'dependents'), id)
     redis.call('EXPIRE', beside(task_key(need), 'dependents'), ARGV[2])
   end
-  if message ~= '' then redis.call('SET', beside(key, 'message'), message, 'EX', ARGV[2]) end
   return answer
 end
 
 local answers = {}
-for i = 3, #KEYS do answers[i - 2] = depend(KEYS[i], unpack(ARGV, 3 * i - 5, 3 * i - 3)) end
+for i = 3, #KEYS do answers[i - 2] = depend(KEYS[i], ARGV[2 * i - 2], ARGV[2 * i - 1]) end
 settle()
 return table.concat(answers, RECORD)

@@ -4,7 +4,7 @@
 -- messages come round.
 local MOST_TOLD = 1000
 
--- What may start by now, apart by \31: id, generation, hop, tier, message.
+-- What may start by now, apart by \31: id, generation, hop, the tier in which it starts, message.
 local freed = {}
 
 local function fail_dependent(key, ttl_s, id, cause, how, record, now)
@@ -20,16 +20,18 @@ local function fail_dependent(key, ttl_s, id, cause, how, record, now)
 end
 
 local function waiting_record(key)
-  local found = redis.call('HMGET', key, 'state', 'tier', 'lane', 'tier_first', 'generation', 'hop')
+  local found = redis.call('HMGET', key, 'state', 'tier', 'lane', 'tier_first', 'generation', 'hop',
+    'lift_to')
   if found[1] ~= 'waiting' then return nil end
-  return { tier = found[2], lane = found[3], tier_first = found[4], generation = found[5], hop = found[6] or '0' }
+  return { tier = found[2], lane = found[3], tier_first = found[4], generation = found[5], hop = found[6] or '0',
+    start_tier = found[7] or found[2] }
 end
 
 local function free(key, id, record)
   local message = redis.call('GET', beside(key, 'message'))
   -- Without it, its message will do when it comes round.
   if message then
-    freed[#freed + 1] = table.concat({ id, record.generation, record.hop, record.tier, message }, FIELD)
+    freed[#freed + 1] = table.concat({ id, record.generation, record.hop, record.start_tier, message }, FIELD)
   end
 end
 

@@ -120,6 +120,23 @@ local function weigh(task_key)
   redis.call('HSET', task_key, 'expires_at_s', latest and moment(latest) or '', 'tier_wanted', highest)
 end
 
+-- The tasks that are lifted, by the time of that.
+local function lifted_key() return string.sub(ACCOUNTS, 1, -9) .. 'lifted' end
+
+-- Notes in a record that its task has got another tier for the sake of one that waits for it.
+local function mark_lift(key, id, tier_before, tier, because, now)
+  local from = redis.call('HGET', key, 'lifted_from') or tier_before
+  if from == tier then
+    redis.call('HDEL', key, 'lifted_from', 'lifted_by')
+    redis.call('ZREM', lifted_key(), id)
+    return
+  end
+  redis.call('HSET', key, 'lifted_from', from)
+  if because ~= '-' then redis.call('HSET', key, 'lifted_by', because) end
+  redis.call('HDEL', key, 'not_lifted')
+  redis.call('ZADD', lifted_key(), now, id)
+end
+
 -- Takes a letter out of the index of the dead; returns the first tier and the kind that it is counted under, an empty
 -- kind where it is not counted, nil where there is none.
 local function unearth(dead_key, letters_key, id)

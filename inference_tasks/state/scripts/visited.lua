@@ -6,7 +6,7 @@
 -- Returns  one answer per task, apart by \30:
 --            over: the message is not needed any more
 --            unburied: the task has failed, and its message is not known to lie in the dead letters
---            free: all that it needed has succeeded
+--            free, then the tier in which it starts, apart by \31: all that it needed has succeeded
 --            wait, then the ids of what it still needs, then of those among them that have no record and are in no index
 --            of a queue; apart by \31, the ids in a list by \29
 -- Atomic over the whole batch. A missing record is made from the message: it waits for what the message says.
@@ -81,7 +81,7 @@ local function visit(key, text, list, message)
     tell(key, 'expired', ARGV[3], now)
     return 'over'
   end
-  if #open == 0 then return 'free' end
+  if #open == 0 then return 'free' .. FIELD .. record.start_tier end
   return 'wait' .. FIELD .. table.concat(open, '\29') .. FIELD .. table.concat(missing, '\29')
 end
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_tasks.state import keys
-from inference_tasks.state.packing import pack_claimant, pack_submit, summed_rates, unpack_claims, unpack_record
+from inference_tasks.state.packing import pack_claimant, summed_rates, unpack_claims, unpack_record
 from inference_tasks.state.records import Claimant, NewTask, Verdict, WorkerBeat
+from inference_tasks.state.submits import pack_submit
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -30,12 +31,12 @@ def test_a_message_always_travels_as_eleven_fields(
 
 
 @given(name=texts, nonce=texts)
-def test_a_submission_always_travels_as_twelve_fields(name: str, nonce: str) -> None:
+def test_a_submission_always_travels_as_thirteen_fields(name: str, nonce: str) -> None:
     task = NewTask("id", name, "batch", "batch", "fresh", 0, nonce, 1.0, 3.5, due_at_s=10.0)
     names, args = pack_submit("p:", [task])
     assert names == ["p:{id}:task"]
-    assert args[0].count("\x1f") == 11
-    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1\x1f\x1f")
+    assert args[0].count("\x1f") == 12
+    assert args[0].endswith("\x1f+2.500000\x1f+9.000000\x1f0\x1f1\x1f\x1f\x1f")
 
 
 def test_answers_to_claims_are_read_whether_or_not_the_client_decodes() -> None:
