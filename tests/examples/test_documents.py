@@ -22,7 +22,7 @@ from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
 from tests.support.processes import WorkerProcess
 
-APP, CLIENT, MOUNTED, SHARED, MIGRATION = blocks("README.md", "python")
+APP, CLIENT, MOUNTED, SHARED, WAITING, MIGRATION = blocks("README.md", "python")
 
 # As a client of the app that the README mounts the gateway in.
 ASKED = """
@@ -91,6 +91,20 @@ def test_equal_submits_share_their_task_and_it_watches_its_time() -> None:
     assert done.returncode == 0, done.stderr
     # In eager mode a task has ended when its submit returns: there is nothing to cancel.
     assert done.stdout.split() == ["True", "20", "False", "……"]
+
+
+def test_a_task_that_depends_on_another_runs_after_it() -> None:
+    script = f"{WAITING}\napp.conf.task_always_eager = True\nprint(ask('what?', 'a'))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "what? a.npy\n"
 
 
 def test_a_plain_app_adopts_the_tiers_in_two_lines() -> None:

@@ -203,3 +203,35 @@ def test_a_plain_celery_client_may_send_to_a_tier(broker: Broker) -> None:
     with broker.worker():
         broker.history.wait_for("end")
     assert broker.history.values("start", "number") == [4]
+
+
+# Tasks that wait for others; here a worker looks at what comes round.
+
+
+def test_a_chain_of_dependencies_runs_in_its_order_and_inherits_its_tier(broker: Broker) -> None:
+    app = broker.app()
+    first = step(app, "offline").submit(0)
+    second = step(app, "batch").options(depends_on=[first]).submit(1)
+    third = step(app, "realtime").options(depends_on=[second]).submit(2)
+    assert (first.status().tier, second.status().lifted_from) == ("realtime", "batch")
+    with broker.worker():
+        assert third.result(timeout_s=60) == 2
+    assert broker.history.values("start", "number") == [0, 1, 2]
+
+
+def test_a_release_that_did_not_happen_is_made_up_for_when_the_message_comes_round(broker: Broker) -> None:
+    app = broker.app(maintenance={"waiting_first_s": 1}, state={"lift_body_bytes": 0})
+    first = step(app, "batch").submit(0)
+    second = step(app, "batch").options(depends_on=[first]).submit(1)
+    store = inference_of(app).new_store()
+    store.on_freed = None
+    assert store.finish(first.id, None, None, "success", None, "{}")
+    assert (second.status().state, second.status().waits_for) == ("waiting", ())
+    third = step(app, "batch").options(depends_on=[step(app, "offline").options(task_id="never").submit(9)]).submit(2)
+    with broker.worker(worker={"tiers": ["realtime", "batch"]}):
+        assert second.result(timeout_s=60) == 1
+        # What still waits comes round, and is put off again.
+        queue = inference_of(app).topology.queue("batch", "returned").name
+        until(lambda: depths(app)[queue] == 0, "nothing waits in the tier")
+        assert third.status().state == "waiting"
+    assert broker.history.values("start", "number") == [1]

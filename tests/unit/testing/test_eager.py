@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from inference_tasks import InferenceApp, InvalidArgumentsError, TaskFailedError
+from inference_tasks import (
+    CallerError,
+    DependencyFailedError,
+    DependencyUnknownError,
+    InferenceApp,
+    InvalidArgumentsError,
+    TaskFailedError,
+)
 
 
 @pytest.fixture
@@ -83,3 +90,29 @@ def test_batches_and_coroutines_run_in_place_too(double: Any) -> None:
 
 def test_plain_celery_calls_run_in_place_as_ever(double: Any) -> None:
     assert double.delay(3).get() == 6
+
+
+def test_what_depends_on_others_runs_once_they_have_succeeded(app: InferenceApp, double: Any) -> None:
+    first = double.submit(1)
+    assert double.options(depends_on=[first]).submit(2).result(timeout_s=0) == 4
+    failed = double.submit(None)
+    with pytest.raises(DependencyFailedError):
+        double.options(depends_on=[first, failed]).submit(3)
+    with pytest.raises(DependencyUnknownError):
+        double.options(depends_on=["nobody"]).submit(3)
+    later: list[Any] = []
+
+    @app.inference(tier="batch", bind=True)
+    def outer(self: Any) -> str:
+        later.append(double.options(depends_on=[self.request.id]).submit(5))
+        return str(later[0].status().state)
+
+    assert outer.submit().result(timeout_s=0) == "waiting"
+    assert later[0].result(timeout_s=0) == 10
+    assert double.runs == [1, 2, None, 5]
+
+
+@pytest.mark.parametrize("wrong", ["an-id", [7], [""], ["a\x1fb"], [f"{n}" for n in range(1001)]])
+def test_what_is_no_list_of_tasks_is_refused(double: Any, wrong: Any) -> None:
+    with pytest.raises(CallerError, match="depends_on"):
+        double.options(depends_on=wrong)
