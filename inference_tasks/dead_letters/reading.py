@@ -39,6 +39,8 @@ MOST_HELD = 65_535
 
 #: Without a delivery for so long, the queue is asked whether it is empty.
 QUIET_S = 0.2
+#: What is not in the queue any more may be on its way here for this long.
+ON_ITS_WAY_S = 3.0
 #: The longest wait for any one answer of the broker.
 ANSWER_S = 10.0
 #: How long the end of another reading is waited for; that of a killed one is known at once.
@@ -174,7 +176,7 @@ class _AmqpReading:
                 self._session.connection.drain_events(timeout=QUIET_S)
             except TimeoutError:
                 self._session.connection.heartbeat_check()
-                if not self._session.ready(self._queue):
+                if monotonic() - silent_since > ON_ITS_WAY_S and not self._session.ready(self._queue):
                     # Somebody else has taken them meanwhile; whether all was seen is not known then.
                     return None
                 if monotonic() - silent_since > ANSWER_S:

@@ -32,6 +32,8 @@ CHECKS = [
     response_schema_conformance,
 ]
 TASKS = ("add", "step.realtime", "total")
+# schemathesis cannot write JSON lines; test_gateway_batches.py does.
+NOT_WRITTEN = ("POST", "/v1/batches")
 
 
 @pytest.fixture(scope="module")
@@ -98,4 +100,4 @@ def test_every_operation_is_tried(schema: Any) -> None:
         if one.args[0] == ("method", "path")
     ]
     tried = set(marks[0].args[1])
-    assert {(one.ok().method.upper(), one.ok().path) for one in schema.get_all_operations()} == tried
+    assert {(one.ok().method.upper(), one.ok().path) for one in schema.get_all_operations()} == {*tried, NOT_WRITTEN}
