@@ -75,7 +75,8 @@ class FakeDepending(FakeLedger):
     def to_lift(self, wishes: Sequence[tuple[str, str, str]]) -> list[Lift]:
         """As ``TaskStore.to_lift``."""
         self._reach()
-        found, left = [], list(wishes)
+        found: dict[str, Lift] = {}
+        left = list(wishes)
         for task_id, tier, because in left:
             kept = self._kept.get(task_id)
             if kept is None or kept.record.is_finished or rank(kept.lift_to or kept.record.tier) >= rank(tier):
@@ -87,12 +88,13 @@ class FakeDepending(FakeLedger):
                 # The list grows while it is read.
                 left += [(need, tier, because) for need in record.waits_for]
             elif record.state == State.PENDING and kept.message:
-                found.append(Lift(record.id, record.generation, record.hop, tier, because, kept.message))
+                if task_id not in found or rank(tier) > rank(found[task_id].tier):
+                    found[task_id] = Lift(record.id, record.generation, record.hop, tier, because, kept.message)
             elif record.state == State.PENDING:
                 kept.record = replace(record, not_lifted="its message is not kept (state.lift_body_bytes)")
             elif record.state == State.RETRYING:
                 kept.record = replace(record, not_lifted="it is parked until it is tried again")
-        return found
+        return list(found.values())
 
     def to_lower(self) -> list[Lift]:
         """As ``TaskStore.to_lower``."""

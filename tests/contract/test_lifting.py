@@ -127,7 +127,9 @@ def test_the_lift_of_what_waits_itself_ends_too(harness: StoreHarness) -> None:
 def test_a_lift_falls_to_the_tier_that_somebody_still_needs(harness: StoreHarness) -> None:
     need = submitted(harness, tier="offline", message="kept")
     task, other = dependent(harness, need, tier="realtime"), dependent(harness, need)
-    (lift,) = harness.store.to_lift([*wishes(other, need, tier="batch"), *wishes(task, need)][1:])
+    # Both want it: one copy, in the higher tier.
+    (lift,) = harness.store.to_lift([*wishes(other, need, tier="batch"), *wishes(task, need)])
+    assert (lift.tier, lift.because) == ("realtime", task.id)
     assert marked(harness, lift)
     harness.store.cancel([(task.id, "")])
     (lower,) = harness.store.to_lower()

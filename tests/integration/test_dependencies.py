@@ -15,6 +15,7 @@ from inference_tasks import (
     TaskFailedError,
 )
 from inference_tasks.app import inference_of
+from inference_tasks.state import keys
 from tests.integration.test_maintenance import maintenance
 from tests.support.aging import client_of
 from tests.support.brokers import until
@@ -37,7 +38,7 @@ def why(handle: Any) -> str:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_chain_across_tiers_runs_in_its_order_and_at_once(rig: Rig, pool: str) -> None:
-    app = rig.app()
+    app = rig.app(state={"lift_body_bytes": 0})
     first = task(app, "step.offline").submit(0)
     second = dependent(app, "step.batch", 1, needs=[first])
     third = dependent(app, "step.realtime", 2, needs=[first.id, second])
@@ -172,7 +173,7 @@ def test_a_message_too_large_for_redis_starts_its_task_when_it_comes_round(rig: 
     first = task(app, "total").submit([1, 2])
     second = dependent(app, "total", list(range(40_000)), needs=[first])
     with client_of(app) as client:
-        assert not list(client.scan_iter(f"{inference_of(app).store.prefix}*:message"))
+        assert not client.exists(keys.message(inference_of(app).store.prefix, second.id))
     with rig.worker():
         assert first.result(timeout_s=60) == 3
         wait_round(app)

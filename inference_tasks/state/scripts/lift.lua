@@ -8,7 +8,7 @@
 -- tier noted in which it will start. Of one whose message cannot be found it is noted why it is not lifted.
 
 local now = moment((clock()))
-local found, wishes, looked = {}, {}, 0
+local found, wishes, looked, place = {}, {}, 0, {}
 for i = 4, #ARGV, 3 do wishes[#wishes + 1] = { ARGV[i], ARGV[i + 1], ARGV[i + 2] } end
 
 local function lift(id, tier, because)
@@ -25,7 +25,12 @@ local function lift(id, tier, because)
   elseif state == 'pending' then
     local message = record[5] and redis.call('GET', beside(key, 'message'))
     if message then
-      found[#found + 1] = table.concat({ id, record[3], record[4] or '0', tier, because, message }, FIELD)
+      -- Several may wait for it: one copy, in the highest of their tiers.
+      place[id] = place[id] or { at = #found + 1, rank = 0 }
+      if RANK[tier] > place[id].rank then
+        place[id].rank = RANK[tier]
+        found[place[id].at] = table.concat({ id, record[3], record[4] or '0', tier, because, message }, FIELD)
+      end
     else
       redis.call('HSET', key, 'not_lifted', 'its message is not kept (state.lift_body_bytes)')
     end
