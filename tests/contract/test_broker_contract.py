@@ -29,6 +29,8 @@ from tests.support.brokers import (
 )
 from tests.support.history import History
 
+#: What a worker may have fetched ahead of its slots.
+AT_HAND = 16
 BOUND = 5
 WEIGHTS = {"realtime": 8, "batch": 2, "offline": 1}
 
@@ -166,7 +168,12 @@ def test_tasks_of_one_tier_start_in_the_order_of_their_submission(broker: Broker
     step(app, "batch").submit_many([(number,) for number in range(30)])
     with broker.worker():
         broker.history.wait_for("end", count=30)
-    assert broker.history.values("start", "number") == list(range(30))
+    numbers = broker.history.values("start", "number")
+    assert sorted(numbers) == list(range(30))
+    # A quorum queue serves first what came back, in the order of its coming back: what a worker returns in two goes may
+    # change places there, within what it had at hand.
+    farthest = 0 if broker.is_exact else AT_HAND
+    assert max(abs(number - place) for place, number in enumerate(numbers)) <= farthest, numbers
 
 
 def test_nothing_waits_inside_a_worker_while_a_long_task_runs(broker: Broker) -> None:
