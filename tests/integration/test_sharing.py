@@ -125,7 +125,7 @@ def test_who_joined_is_not_lost_when_the_first_is_refused(rig: Rig) -> None:
     inference = inference_of(app)
     queue = inference.queue_by_lane["realtime", "fresh"]
     outgoing = Outgoing(body, inference.settings.namespace, queue, properties, True, second)
-    assert inference.publisher.send(outgoing) == Accepted(task_id="shared")
+    assert inference.publisher.send(outgoing) == Accepted(task_id="shared", lift="realtime")
     assert store.retract(["shared"], "first") == 0
     with rig.worker():
         rig.wait_started(1)
