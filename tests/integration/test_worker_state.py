@@ -90,7 +90,7 @@ def test_a_message_that_meets_a_live_claim_waits_in_the_broker_and_is_not_asked_
         assert cpu_s(worker) - before_s < 0.5 * (time.monotonic() - began_s)
         assert worker.log.count(MET) == 2
         assert worker.terminate() == 0
-    assert parked(rabbitmq, vhost) == (1, 0)
+    until(lambda: parked(rabbitmq, vhost) == (1, 0), "the message is parked, and nobody holds it")
     assert rig.waiting(app) == 0
     assert 0 not in rig.starts()
 
