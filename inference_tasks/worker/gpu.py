@@ -13,7 +13,17 @@ from typing import Literal, Protocol, cast
 
 from inference_tasks.errors import DeploymentError
 
-__all__ = ["Gpu", "GpuChoiceError", "Gpus", "Nvml", "choose", "discover", "environment_for", "has_initialised_cuda"]
+__all__ = [
+    "Gpu",
+    "GpuChoiceError",
+    "Gpus",
+    "Nvml",
+    "choose",
+    "discover",
+    "environment_for",
+    "has_initialised_cuda",
+    "tokens",
+]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -114,7 +124,7 @@ def discover(environ: Mapping[str, str], nvml: Nvml | None = None, device_files:
     visible = environ.get(VISIBLE)
     if by_driver is None:
         if visible is not None:
-            return Gpus(tuple(Gpu(token) for token in _tokens(visible)), "CUDA_VISIBLE_DEVICES")
+            return Gpus(tuple(Gpu(token) for token in tokens(visible)), "CUDA_VISIBLE_DEVICES")
         names = [one.name.removeprefix("nvidia") for one in device_files.glob("nvidia[0-9]*")]
         indices = sorted(int(name) for name in names if name.isdecimal())
         files = tuple(Gpu(str(index)) for index in indices)
@@ -122,7 +132,7 @@ def discover(environ: Mapping[str, str], nvml: Nvml | None = None, device_files:
     if visible is None:
         return Gpus(by_driver, "driver")
     allowed: list[Gpu] = []
-    for token in _tokens(visible):
+    for token in tokens(visible):
         known = Gpu(token) if token.startswith("MIG-") else next((g for g in by_driver if g.is_named(token)), None)
         if known is None:
             # CUDA ignores everything from the first token on that it does not know.
@@ -148,7 +158,7 @@ def choose(asked: str, gpus: Gpus, *, restricted: bool = False) -> tuple[Gpu, ..
     if wanted == "all":
         return gpus.found
     chosen: dict[Gpu, None] = {}
-    for token in _tokens(asked):
+    for token in tokens(asked):
         gpu = next((one for one in gpus.found if one.is_named(token)), None)
         if gpu is None:
             raise GpuChoiceError(token, gpus.found, restricted=restricted)
@@ -173,10 +183,11 @@ def has_initialised_cuda() -> bool:
     return bool(is_initialised and is_initialised())
 
 
-def _tokens(text: str) -> list[str]:
-    tokens = [token.strip() for token in text.split(",")]
+def tokens(text: str) -> list[str]:
+    """Return the single names of a list as ``CUDA_VISIBLE_DEVICES`` has it."""
+    named = [token.strip() for token in text.split(",")]
     # To CUDA, -1 hides itself and all that follow.
-    return [token for token in (tokens[: tokens.index("-1")] if "-1" in tokens else tokens) if token]
+    return [token for token in (named[: named.index("-1")] if "-1" in named else named) if token]
 
 
 def _installed_nvml() -> Nvml | None:
