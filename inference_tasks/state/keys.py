@@ -27,9 +27,11 @@ __all__ = [
     "lifted",
     "message",
     "needs",
+    "operator_log",
     "ready",
     "result",
     "shared",
+    "switches",
     "task",
     "worker",
     "workers",
@@ -149,6 +151,16 @@ def lease(prefix: str, name: str) -> str:
 def holder(prefix: str, key_id: str) -> str:
     """Key of the tasks that the holder of an API key has under way: a sorted set, id by the time of its entry."""
     return f"{prefix}holder:{key_id}"
+
+
+def switches(prefix: str) -> str:
+    """Key of what operators have switched off: a hash, target by JSON. The scripts make this name too."""
+    return f"{prefix}switches"
+
+
+def operator_log(prefix: str) -> str:
+    """Key of what operators did: a list of JSON lines, the newest first."""
+    return f"{prefix}operator:log"
 
 
 def shared(prefix: str, digest: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 
 from inference_tasks.state.records import (
     Accounts,
@@ -18,6 +19,7 @@ from inference_tasks.state.records import (
     DeadKind,
     Renewal,
     Run,
+    RunningTask,
     State,
     TaskError,
     TaskRecord,
@@ -25,6 +27,7 @@ from inference_tasks.state.records import (
     WorkerBeat,
 )
 from inference_tasks.state.script import as_text
+from inference_tasks.state.switches import read_switches
 
 __all__ = [
     "RECORD_FIELDS",
@@ -81,6 +84,7 @@ RECORD_FIELDS = (
 )
 """The fields that ``get`` asks for, in the order in which they come back; every record has the first one."""
 
+_BEAT_FIELDS = tuple(field.name for field in fields(WorkerBeat))
 _SEPARATORS = re.compile("[\x1e\x1f]")
 _VERDICTS = {str(verdict): verdict for verdict in Verdict}
 
@@ -155,10 +159,12 @@ def unpack_claims(reply: object) -> list[Claim]:
 
 def unpack_renewal(reply: object, task_ids: Sequence[str]) -> Renewal:
     """Read the answer of ``renew.lua`` to the renewal of these tasks."""
-    lost, stopping = as_text(reply).split(FIELD)
+    lost, stopping, switched = as_text(reply).split(FIELD)
+    found = switched.split(RECORD) if switched else []
     return Renewal(
         [task_ids[int(position) - 1] for position in lost.split(RECORD) if position],
         {task_ids[int(one.rstrip("!")) - 1]: one.endswith("!") for one in stopping.split(RECORD) if one},
+        read_switches(dict(zip(found[::2], found[1::2], strict=True))),
     )
 
 
@@ -228,10 +234,15 @@ def unpack_record(task_id: str, line: str) -> TaskRecord | None:
 
 def unpack_beat(seen_at_s: object, beat: object) -> WorkerBeat:
     """Read one heartbeat of ``workers.lua``."""
-    fields = json.loads(as_text(beat))
-    fields["tiers"] = tuple(fields["tiers"])
-    fields["seen_at_s"] = float(as_text(seen_at_s))
-    return WorkerBeat(**fields)
+    told = json.loads(as_text(beat))
+    # A worker of a later version may tell more.
+    found = {name: told[name] for name in _BEAT_FIELDS if name in told}
+    found["tiers"] = tuple(found["tiers"])
+    found["running"] = tuple(RunningTask(**one) for one in found.get("running", ()))
+    waits = found.get("waits_60s", {})
+    found["waits_60s"] = {tier: {int(place): n for place, n in row.items()} for tier, row in waits.items()}
+    found["seen_at_s"] = float(as_text(seen_at_s))
+    return WorkerBeat(**found)
 
 
 _COUNTED_NAMES = ("admitted", *State, *(f"dead:{kind}" for kind in DeadKind))

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypedDict
 
+from inference_tasks.state.switches import ALL_ON, Switches
+
 __all__ = [
     "CONFLICT",
     "DEFAULT_CRASH_LIMIT",
@@ -19,6 +21,7 @@ __all__ = [
     "END_STATES",
     "LATE",
     "PARKED",
+    "PAUSED",
     "Accounts",
     "Backlog",
     "Cancellation",
@@ -34,6 +37,7 @@ __all__ = [
     "NewTask",
     "Renewal",
     "Run",
+    "RunningTask",
     "ShareKey",
     "State",
     "SubmitAnswer",
@@ -51,6 +55,9 @@ DEFAULT_CRASH_LIMIT = 3
 PARKED = "parked"
 """What ``submit`` answers in place of a state: too much of the tier is parked or has come back, no record was made."""
 
+
+PAUSED = "paused"
+"""What ``submit`` answers in place of a state: an operator has switched the tier's submits off, no record was made."""
 
 LATE = "late"
 """What ``submit`` answers in place of a state: too many wait before it, it could not start in time; no record."""
@@ -364,10 +371,12 @@ class Renewal(NamedTuple):
     Attributes:
         lost: ids whose claim is lost.
         stopping: {id that is asked to stop: whether it is to be terminated}.
+        switches: what operators have switched off.
     """
 
     lost: list[str]
     stopping: dict[str, bool]
+    switches: Switches = ALL_ON
 
 
 class Run(NamedTuple):
@@ -492,12 +501,39 @@ class Accounts:
         return asdict(self)
 
 
+class RunningTask(NamedTuple):
+    """A task that has a slot, and since when, unix seconds by the worker's clock."""
+
+    id: str
+    task: str
+    tier: str
+    tier_first: str
+    lane: str
+    since_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
     """One worker's heartbeat. ``seen_at_s`` is set by the store; the rest is the worker's word.
 
-    ``starts_60s`` and ``slot_s_60s``: starts and slot seconds of the last minute, {served tier: {first tier: amount}}.
-    ``started_per_s``: {tier: starts per second}.
+    What is named ``…_60s`` is of the last minute. Waits and ends are by the tier of the submit: what moved up after
+    half an hour says nothing of how the upper tier's own work is served.
+
+    Attributes:
+        starts_60s: starts, {served tier: {first tier: number}}.
+        slot_s_60s: slot seconds, {served tier: {first tier: seconds}}.
+        started_per_s: {served tier: starts per second}.
+        started_at_s: when the worker began, unix seconds by its own clock, as are the other moments.
+        running: what has a slot, the oldest first, at most 64 of them.
+        busy_by_tier: {served tier: slots in use}.
+        last_start_at_s: {served tier: when a task of it started last}.
+        waits_60s: from submit to first start, {first tier: {place in WAIT_BUCKETS_S: number}}.
+        longest_wait_60s: {first tier: seconds}.
+        failed_60s: {first tier: tasks that failed for good}.
+        ended_60s: {first tier: tasks that failed for good or succeeded}.
+        floor_violations_60s: {served tier: windows in which it had work all the time and got less than its floor}.
+        state: ``running``, ``paused`` or ``draining``.
+        gpu_utilization: 0 to 1; None where it is not known.
     """
 
     node: str
@@ -512,7 +548,21 @@ class WorkerBeat:
     starts_60s: dict[str, dict[str, int]] = field(default_factory=dict)
     slot_s_60s: dict[str, dict[str, float]] = field(default_factory=dict)
     started_per_s: dict[str, float] = field(default_factory=dict)
+    version: str = ""
+    started_at_s: float = 0.0
+    running: tuple[RunningTask, ...] = ()
+    busy_by_tier: dict[str, int] = field(default_factory=dict)
+    last_start_at_s: dict[str, float] = field(default_factory=dict)
+    waits_60s: dict[str, dict[int, int]] = field(default_factory=dict)
+    longest_wait_60s: dict[str, float] = field(default_factory=dict)
+    failed_60s: dict[str, int] = field(default_factory=dict)
+    ended_60s: dict[str, int] = field(default_factory=dict)
+    floor_violations_60s: dict[str, int] = field(default_factory=dict)
+    state: str = "running"
+    gpu_memory_used_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_utilization: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """All fields by name, ready for JSON."""
-        return asdict(self)
+        return {**asdict(self), "running": [one._asdict() for one in self.running]}

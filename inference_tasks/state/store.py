@@ -33,6 +33,7 @@ from inference_tasks.state.records import (
 )
 from inference_tasks.state.script import Commands, as_text
 from inference_tasks.state.sweeps import Sweeps
+from inference_tasks.state.switching import Switching
 
 __all__ = ["FINISHED_TTL_S", "MAX_ERROR_CHARS", "UNFINISHED_TTL_S", "TaskStore", "client_from_url", "plain_url"]
 
@@ -63,7 +64,7 @@ def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
     )
 
 
-class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
+class TaskStore(Sweeps, DeadLetters, Cancelling, Depending, Switching):
     """Records and claims in Redis, the counts of all work, and the indices of what waits and of what is dead.
 
     Every method is atomic and one round trip, whatever the batch. All raise ``StateUnavailableError`` when Redis does
@@ -134,7 +135,8 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
 
         A first submit from outside, into ``fresh`` or with a delay, gets no record and the answer ``PARKED`` while as
         many tasks of its tier are parked or in ``returned`` as the tier's bound: they will need the room. It gets none
-        and the answer ``LATE`` while more wait before it than its ``max_ahead``.
+        and the answer ``LATE`` while more wait before it than its ``max_ahead``, ``PAUSED`` while an operator refuses
+        its tier's submits.
 
         A task with keys to share joins the one that was submitted under one of them, if that has not ended (or has
         succeeded, so lately that its result is reused) and nobody has asked it to stop. The submit then holds it too:
@@ -219,8 +221,9 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending):
     ) -> Renewal:
         """Extend the leases of ``running``, as (id, token, what its message says), and note that the worker lives.
 
-        Answers whose claim is lost (somebody else holds the task, or it has ended), and who is asked to stop. Records
-        that Redis has lost are made again. The heartbeat is forgotten after ``lease_s`` seconds without another one.
+        Answers whose claim is lost (somebody else holds the task, or it has ended), who is asked to stop, and what is
+        switched off. Records that Redis has lost are made again. The heartbeat is forgotten after ``lease_s`` seconds
+        without another one.
         """
         if not running and heartbeat is None:
             return Renewal([], {})

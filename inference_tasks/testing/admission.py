@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inference_tasks.state.records import CONFLICT, LATE, PARKED, NewTask, ShareKey, State, SubmitAnswer
+from inference_tasks.state.records import CONFLICT, LATE, PARKED, PAUSED, NewTask, ShareKey, State, SubmitAnswer
 from inference_tasks.state.submits import brought_together, parted
-from inference_tasks.testing.cancelling import FakeCancelling
 from inference_tasks.testing.ledger import Kept, blank, rank
+from inference_tasks.testing.switching import FakeSwitching
 
 __all__ = ["FakeAdmission"]
 
 
 @dataclass
-class FakeAdmission(FakeCancelling):
+class FakeAdmission(FakeSwitching):
     """Takes tasks in, and back."""
 
     def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
@@ -72,6 +72,8 @@ class FakeAdmission(FakeCancelling):
     def _admit(self, task: NewTask, shared: tuple[str, ...]) -> SubmitAnswer:
         bound = self.bounds.get(task.tier)
         if task.may_be_refused:
+            if self.switches().refusing(task.tier):
+                return SubmitAnswer(False, PAUSED)
             if bound is not None and self._away().count(task.tier) >= bound:
                 return SubmitAnswer(False, PARKED)
             ahead = self._ahead(task.tier)

@@ -47,7 +47,8 @@ class FakeTaskStore(FakeAdmission):
 
     def forget_everything(self) -> None:
         """Lose all, as Redis does by FLUSHALL."""
-        for lost in (self._kept, self._beats, self._noted, self._letters, self._leases, self._shared):
+        kept = (self._kept, self._beats, self._noted, self._letters, self._leases, self._shared, self._switched)
+        for lost in (*kept, self._operators):
             lost.clear()
         self._since_s = None
         self.results.clear()
@@ -213,7 +214,7 @@ class FakeTaskStore(FakeAdmission):
                 due_at_s=None,
                 waits_for=(),
             )
-        return Renewal(lost, stopping)
+        return Renewal(lost, stopping, self.switches())
 
     def finish(
         self,

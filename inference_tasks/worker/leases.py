@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from inference_tasks.errors import StateUnavailableError
+from inference_tasks.state.switches import ALL_ON
 
 if TYPE_CHECKING:
     from inference_tasks.state.records import Claimant, Renewal, WorkerBeat
+    from inference_tasks.state.switches import Switches
 
 __all__ = ["Leases", "Renewals"]
 
@@ -34,7 +37,9 @@ class Leases(threading.Thread):
 
     A thread of its own: neither a long hand-over nor a task of the solo pool, which blocks the main thread, may end a
     lease. ``on_state`` tells each time whether the state could be reached; ``on_stopping`` is told which tasks are
-    asked to stop, and whether they are to be terminated, as long as they run.
+    asked to stop, and whether they are to be terminated, as long as they run; ``on_switches`` what operators have
+    switched off, whenever that changes. Those switches are forgotten when the state has been away for a lease: nobody
+    could take them back.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Leases(threading.Thread):
         beat: Callable[[], WorkerBeat],
         on_state: Callable[[bool], None],
         on_stopping: Callable[[Mapping[str, bool]], None],
+        on_switches: Callable[[Switches], None] = lambda switches: None,
         interval_s: float | None = None,
     ) -> None:
         super().__init__(name="inference-leases", daemon=True)
@@ -57,6 +63,8 @@ class Leases(threading.Thread):
         self._beat = beat
         self._on_state = on_state
         self._on_stopping = on_stopping
+        self._on_switches = on_switches
+        self._switches = ALL_ON
         self._interval_s = interval_s or min(lease_s / 3, 2.0)
         self._stop_event = threading.Event()
         self._hurry = threading.Event()
@@ -64,9 +72,10 @@ class Leases(threading.Thread):
     def run(self) -> None:
         reachable = True
         lost_before: set[str] = set()
+        renewed_s = monotonic()
         while not self._stop_event.is_set():
             try:
-                lost, stopping = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
+                lost, stopping, switches = self._store.renew(self._claimed(), self._worker, self._lease_s, self._beat())
             except StateUnavailableError as exc:
                 if reachable:
                     logger.warning("cannot renew the claims of running tasks: %s", exc)
@@ -78,6 +87,8 @@ class Leases(threading.Thread):
                 if not reachable:
                     logger.info("claims are renewed again")
                 reachable = True
+                renewed_s = monotonic()
+                self._switched(switches)
                 # A task that has just ended is found lost once, before this worker has taken note of its end.
                 lost_twice = lost_before.intersection(lost)
                 lost_before = set(lost)
@@ -85,9 +96,16 @@ class Leases(threading.Thread):
                     logger.warning("another worker holds %s now; results from here are refused", ", ".join(lost_twice))
                 if stopping:
                     self._on_stopping(stopping)
+            if not reachable and monotonic() - renewed_s > self._lease_s:
+                self._switched(ALL_ON)
             self._on_state(reachable)
             self._hurry.wait(self._interval_s if reachable else min(1.0, self._interval_s))
             self._hurry.clear()
+
+    def _switched(self, switches: Switches) -> None:
+        if switches != self._switches:
+            self._switches = switches
+            self._on_switches(switches)
 
     def hurry(self) -> None:
         """Renew (and try the state) at once."""

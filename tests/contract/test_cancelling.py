@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inference_tasks.state.records import Cancellation, Finish, Run, Verdict
+from inference_tasks.state.records import Cancellation, Finish, Renewal, Run, Verdict
 from tests.support.task_stores import (
     LEASE_S,
     OOPS,
@@ -67,10 +67,10 @@ def test_a_running_task_is_asked_to_stop_through_its_workers_renewal(harness: St
     task, token = started(harness)
     other, token_of_other = started(harness)
     running = [(other.id, token_of_other, message(other)), (task.id, token, message(task))]
-    assert harness.store.renew(running, "w1", LEASE_S) == ([], {})
+    assert harness.store.renew(running, "w1", LEASE_S) == Renewal([], {})
     assert harness.store.look(task.id, token) == Run(False, None)
     assert cancelled(harness, task.id, terminate=terminate) == Cancellation.ASKED
-    assert harness.store.renew(running, "w1", LEASE_S) == ([], {task.id: terminate})
+    assert harness.store.renew(running, "w1", LEASE_S) == Renewal([], {task.id: terminate})
     assert harness.store.look(task.id, token) == Run(True, None)
     assert harness.store.get(task.id).cancel_asked == ("terminate" if terminate else "stop")
     assert harness.store.get(task.id).state == "processing"
@@ -123,7 +123,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_what_it_writes_later_is_refused
     task, token = started(harness)
     harness.advance(LEASE_S + 1)
     assert cancelled(harness, task.id) == Cancellation.CANCELLED
-    assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == ([task.id], {})
+    assert harness.store.renew([(task.id, token, message(task))], "w1", LEASE_S) == Renewal([task.id], {})
     assert harness.store.write(task.id, token, 0, "success", None, b"{}") == Finish.ENDED
     assert claimed(harness, task) == Verdict.CANCELLED
 

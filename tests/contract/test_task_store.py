@@ -12,8 +12,9 @@ import redis.asyncio
 
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.aio import AsyncTaskStore
-from inference_tasks.state.records import Claimant, Finish, Move, SubmitAnswer, Verdict, WorkerBeat
+from inference_tasks.state.records import Claimant, Finish, Move, Renewal, SubmitAnswer, Verdict, WorkerBeat
 from inference_tasks.state.store import TaskStore
+from inference_tasks.state.switches import Action
 from tests.support.task_stores import LEASE_S, OOPS, RedisHarness, StoreHarness, message, new, started, submitted
 
 # Submitting.
@@ -78,7 +79,7 @@ def test_empty_batches_do_nothing(harness: StoreHarness) -> None:
     assert harness.store.submit([]) == []
     assert harness.store.claim([], "w1", LEASE_S) == []
     assert harness.store.retract([], "n1") == 0
-    assert harness.store.renew([], "w1", LEASE_S) == ([], {})
+    assert harness.store.renew([], "w1", LEASE_S) == Renewal([], {})
     assert harness.store.get_many([]) == []
     harness.store.release([])
 
@@ -546,6 +547,10 @@ def test_every_call_is_one_round_trip(real: RedisHarness) -> None:
         "workers": store.workers,
         "rates": store.rates,
         "leave": lambda: store.leave("w1"),
+        "switch": lambda: store.switch("tier:batch", Action.PAUSE, by="me"),
+        "unswitch": lambda: store.unswitch("tier:batch", by="me"),
+        "switches": store.switches,
+        "operator_log": store.operator_log,
     }
     for call in calls.values():
         call()  # the server may have to be told a script first

@@ -8,7 +8,20 @@
 local NOW = moment((clock()))
 local FIELDS = '^([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31([^\31]*)'
   .. '\31([^\31]*)\31(.)\31([^\31]*)\31([^\31]*)\31(.*)$'
-local away_before, waiting_before, bounds = {}, {}, nil
+local away_before, waiting_before, refused, bounds = {}, {}, {}, nil
+
+-- Whether an operator has switched off the submits of a tier.
+local function is_refused(tier)
+  if refused[tier] == nil then
+    refused[tier] = false
+    local found = redis.call('HMGET', switches_key(), 'tier:' .. tier, 'lane:' .. tier .. '.fresh')
+    for i = 1, 2 do
+      local action = found[i] and cjson.decode(found[i]).action
+      if action == 'refuse' or action == 'drain' then refused[tier] = true end
+    end
+  end
+  return refused[tier]
+end
 
 local function is_parked(tier)
   if not bounds then
@@ -33,12 +46,13 @@ local function at(text)
   return string.byte(text) == 43 and moment(NOW + string.sub(text, 2)) or text
 end
 
--- Returns +pending, or why there is no record: parked, or late: and how many wait before it. A task that is shared gets
+-- Returns +pending, or why there is no record: paused, parked, or late: and how many wait before it. A task that is shared gets
 -- further fields; one that waits for other tasks gets a state of its own.
 local function admit(key, text, fields, state)
   local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused, tenant, max_ahead, message =
     string.match(text, FIELDS)
   if may_be_refused == '1' then
+    if is_refused(tier) then return 'paused' end
     if is_parked(tier) then return 'parked' end
     if max_ahead ~= '' then
       local ahead = ahead_in(tier)

@@ -123,6 +123,9 @@ end
 -- The tasks that are lifted, by the time of that.
 local function lifted_key() return string.sub(ACCOUNTS, 1, -9) .. 'lifted' end
 
+-- What operators have switched off.
+local function switches_key() return string.sub(ACCOUNTS, 1, -9) .. 'switches' end
+
 -- Notes in a record that its task has got another tier for the sake of one that waits for it.
 local function mark_lift(key, id, tier_before, tier, because, now)
   local from = redis.call('HGET', key, 'lifted_from') or tier_before

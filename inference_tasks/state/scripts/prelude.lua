@@ -59,3 +59,10 @@ local function fail_crashed(task_key, ttl_s, id, crashes, now)
   clear(task_key)
   announce(task_key, ttl_s, id, 'FAILURE', 'billiard.exceptions', 'WorkerLostError', message)
 end
+
+-- Adds a line to the operator log, which keeps the newest.
+local function note_operator(key, action, target, by, because, length)
+  local line = { at_s = moment((clock())), by = by, action = action, target = target, because = because }
+  redis.call('LPUSH', key, cjson.encode(line))
+  redis.call('LTRIM', key, 0, length - 1)
+end

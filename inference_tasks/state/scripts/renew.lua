@@ -5,7 +5,8 @@
 -- ARGV[5]  heartbeat (JSON), empty for none
 -- ARGV[6…] two per task: token; the message's fields as claim.lua takes them
 -- Returns  the positions (from 1) of the tasks whose claim is lost, apart by \30; then, after a \31, those of the tasks
---          that are asked to stop, with a ! behind those that are to be terminated
+--          that are asked to stop, with a ! behind those that are to be terminated; then, after a \31, the switches:
+--          target, JSON, target, … apart by \30
 -- Atomic over the whole batch. A record that is missing, or was made anew by a submit since, is taken up again.
 
 local now = clock()
@@ -57,4 +58,5 @@ if ARGV[5] ~= '' then
   redis.call('EXPIRE', KEYS[3], math.ceil(10 * lease_s))
 end
 settle()
-return table.concat(lost, RECORD) .. FIELD .. table.concat(stopping, RECORD)
+local switched = redis.call('HGETALL', switches_key())
+return table.concat(lost, RECORD) .. FIELD .. table.concat(stopping, RECORD) .. FIELD .. table.concat(switched, RECORD)

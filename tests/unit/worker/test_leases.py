@@ -11,6 +11,7 @@ import pytest
 
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import Claimant, Renewal, WorkerBeat
+from inference_tasks.state.switches import ALL_ON, Switch, Switches
 from inference_tasks.worker.leases import Leases
 
 CLAIMS = [("a", 7, Claimant("a", "t", "batch", "fresh")), ("b", 8, Claimant("b", "t", "batch", "fresh"))]
@@ -154,3 +155,35 @@ def test_a_lease_is_renewed_three_times_within_it_and_the_heartbeat_every_two_se
         on_stopping=lambda _: None,
     )
     assert made._interval_s == pytest.approx(interval_s)
+
+
+def test_switches_are_told_when_they_change_and_forgotten_when_nobody_could_take_them_back(store: Store) -> None:
+    told: list[Switches] = []
+    forgotten = threading.Event()
+
+    def tell(switches: Switches) -> None:
+        told.append(switches)
+        if len(told) > 1:
+            forgotten.set()
+
+    paused = Switches({"tier:batch": Switch("tier:batch", "pause", "me", 1.0)})
+    store.answers.extend([Renewal([], {}, paused), Renewal([], {}, paused)])
+    store.answers.extend(StateUnavailableError("away") for _ in range(1000))
+    leases = Leases(
+        store,
+        worker="w",
+        lease_s=0.2,
+        claimed=lambda: CLAIMS,
+        beat=lambda: BEAT,
+        on_state=lambda reachable: None,
+        on_stopping=lambda stopping: None,
+        on_switches=tell,
+        interval_s=0.01,
+    )
+    leases.start()
+    try:
+        assert forgotten.wait(10)
+    finally:
+        leases.stop()
+        leases.join(10)
+    assert told == [paused, ALL_ON]
