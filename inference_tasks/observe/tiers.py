@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -10,8 +10,9 @@ from inference_routing.floor import effective_shares
 from inference_routing.tier import TIER_NAMES
 from inference_routing.topology import Topology
 from inference_tasks.app import Inference
+from inference_tasks.state.records import WorkerBeat
 
-__all__ = ["CountsWaiting", "TierReport", "report"]
+__all__ = ["CountsWaiting", "TierReport", "report", "tier_reports"]
 
 
 class CountsWaiting(Protocol):
@@ -61,9 +62,12 @@ def report(inference: Inference, depths: CountsWaiting) -> list[TierReport]:
     Raises:
         BrokerUnavailableError, StateUnavailableError: one of them does not answer.
     """
+    return tier_reports(inference, depths.of(inference.topology), inference.store.workers())
+
+
+def tier_reports(inference: Inference, ready: Mapping[str, int], beats: Sequence[WorkerBeat]) -> list[TierReport]:
+    """Return what {queue: messages waiting} and the heartbeats say of each tier, the highest first."""
     settings = inference.settings
-    ready = depths.of(inference.topology)
-    beats = inference.store.workers()
     named = dict(settings.tiers.items())
     promised = effective_shares(
         {name: one.weight for name, one in named.items()}, {name: one.floor for name, one in named.items()}
