@@ -21,7 +21,7 @@ from inference_tasks.state.records import NewTask
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["Address", "TierDoor", "TierRequest", "address", "delay_address", "first_headers", "is_delayed"]
+__all__ = ["Address", "TierDoor", "TierRequest", "address", "delay_address", "first_headers", "is_delayed", "queue_of"]
 
 _DELAYED_KEY = re.compile(r"^(?:[01]\.){28}")
 
@@ -57,7 +57,7 @@ class TierDoor:
 
     def lane_of(self, routing_key: str) -> tuple[str, str] | None:
         """Return tier and lane of a routing key, delayed or not; None if it leads to no queue of the tiers."""
-        return self.lane_by_queue.get(_DELAYED_KEY.sub("", routing_key, count=1))
+        return self.lane_by_queue.get(queue_of(routing_key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,11 @@ class Address:
 def is_delayed(routing_key: str) -> bool:
     """Whether a message of this routing key has come through the delay queues."""
     return _DELAYED_KEY.match(routing_key) is not None
+
+
+def queue_of(routing_key: str) -> str:
+    """Return the queue that a message of this routing key reaches, at once or through the delay queues."""
+    return _DELAYED_KEY.sub("", routing_key, count=1)
 
 
 def first_headers(headers: Mapping[str, object]) -> dict[str, object]:

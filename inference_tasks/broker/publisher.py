@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import ClassVar
 
 from redis.asyncio import Redis
 
@@ -16,6 +17,7 @@ from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.link import LinkSettings, broker_urls
 from inference_tasks.broker.messages import Outcome, Outgoing, TooLarge, Unknown
 from inference_tasks.broker.pipeline import BATCH, Pipeline, PipelineSettings
+from inference_tasks.broker.sending import Tracer
 from inference_tasks.broker.state_port import StatePort
 from inference_tasks.broker.tickets import Encoded, Ticket
 from inference_tasks.broker.wire import HEADER_FRAME_BYTES
@@ -101,7 +103,12 @@ class Publisher:
     Outcomes are returned, not raised: :class:`Accepted`, :class:`Refused` (queue full), :class:`TooLarge`,
     :class:`Unavailable` (surely not accepted), :class:`Unknown` (written, no answer). A refusal keeps the connection.
     The connection and its thread start with the first message; after a fork the child starts its own.
+
+    Attributes:
+        tracer: told of every call that sends, by any publisher of this process; None while nobody traces.
     """
+
+    tracer: ClassVar[Tracer | None] = None
 
     def __init__(
         self,
@@ -133,6 +140,7 @@ class Publisher:
         """
         self._confirm_timeout_s = confirm_timeout_s
         self._max_body_bytes = max_body_bytes
+        self._system = "rabbitmq" if embedded is None else "redis"
         self._topology_exists = threading.Event()
         self._settings = PipelineSettings(
             link=embedded
@@ -156,7 +164,11 @@ class Publisher:
 
     def send(self, outgoing: Outgoing, timeout_s: float | None = None) -> Outcome:
         """Publish one message and wait for its outcome, at most ``timeout_s`` (default: the confirm time-out)."""
-        return self._wait(self._start([outgoing], timeout_s, urgent=True), timeout_s)[0]
+        if (tracer := Publisher.tracer) is None:
+            return self._wait(self._start([outgoing], timeout_s, urgent=True), timeout_s)[0]
+        with tracer(self._system) as sending:
+            marked = sending.marked([outgoing])
+            return sending.ended(self._wait(self._start(marked, timeout_s, urgent=True), timeout_s))[0]
 
     def send_many(self, outgoings: Iterable[Outgoing], timeout_s: float | None = None) -> list[Outcome]:
         """Publish messages pipelined; outcomes come in the order of the messages.
@@ -164,16 +176,28 @@ class Publisher:
         Without ``timeout_s`` the call lasts as long as answers keep coming, and ends the confirm time-out after the
         last one. Messages are sent while ``outgoings`` is still being read.
         """
-        return self._wait(self._start(outgoings, timeout_s, urgent=False), timeout_s)
+        if (tracer := Publisher.tracer) is None:
+            return self._wait(self._start(outgoings, timeout_s, urgent=False), timeout_s)
+        with tracer(self._system) as sending:
+            marked = sending.marked(outgoings)
+            return sending.ended(self._wait(self._start(marked, timeout_s, urgent=False), timeout_s))
 
     async def send_async(self, outgoing: Outgoing, timeout_s: float | None = None) -> Outcome:
         """Like :meth:`send`, for any event loop. Cancelling it stops the waiting, not the message."""
-        outcomes = await asyncio.wrap_future(self._start([outgoing], timeout_s, urgent=True).future)
-        return outcomes[0]
+        return (await self._sent_async([outgoing], timeout_s, urgent=True))[0]
 
     async def send_many_async(self, outgoings: Iterable[Outgoing], timeout_s: float | None = None) -> list[Outcome]:
         """Like :meth:`send_many`, for any event loop."""
-        return await asyncio.wrap_future(self._start(outgoings, timeout_s, urgent=False).future)
+        return await self._sent_async(outgoings, timeout_s, urgent=False)
+
+    async def _sent_async(
+        self, outgoings: Iterable[Outgoing], timeout_s: float | None, *, urgent: bool
+    ) -> list[Outcome]:
+        if (tracer := Publisher.tracer) is None:
+            return await asyncio.wrap_future(self._start(outgoings, timeout_s, urgent=urgent).future)
+        with tracer(self._system) as sending:
+            marked = sending.marked(outgoings)
+            return sending.ended(await asyncio.wrap_future(self._start(marked, timeout_s, urgent=urgent).future))
 
     def post(self, outgoing: Outgoing, timeout_s: float | None = None, *, may_linger: bool = False) -> Future[Outcome]:
         """Hand one message over and return at once; the future ends with the outcome, in the publisher's thread.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from inference_tasks.broker.publisher import Publisher
 from inference_tasks.errors import InferenceError
 from inference_tasks.gateway.problems import ProblemError, problem_of, problem_response
 from inference_tasks.gateway.service import Gateway
@@ -29,7 +31,8 @@ class GatewayRoute(APIRoute):
         async def answer(request: Request) -> Response:
             started_at_s = time.monotonic()
             try:
-                response = await handle(request)
+                with _trace_of(request.headers):
+                    response = await handle(request)
             except ProblemError as problem:
                 response = problem_response(problem, request)
             except InferenceError as error:
@@ -44,6 +47,16 @@ class GatewayRoute(APIRoute):
             return response
 
         return answer
+
+
+def _trace_of(headers: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Within this, what is submitted belongs to the trace that a request names."""
+    if Publisher.tracer is None:
+        return nullcontext()
+    # OpenTelemetry is there only where somebody traces.
+    from inference_tasks.observe.tracing import incoming
+
+    return incoming(headers)
 
 
 def route_class(gateway: Gateway) -> type[GatewayRoute]:
