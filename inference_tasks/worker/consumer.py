@@ -27,7 +27,8 @@ from inference_tasks.worker.endings import Endings
 from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
 from inference_tasks.worker.mailbox import Mailbox
-from inference_tasks.worker.pool_options import PoolRequest, check_pool
+from inference_tasks.worker.obeying import Obedience
+from inference_tasks.worker.pool_options import PoolRequest, check_pool, pool_kind
 from inference_tasks.worker.processes import Processes
 from inference_tasks.worker.slots import SlotPool, Slots
 from inference_tasks.worker.source import NoSource
@@ -82,7 +83,7 @@ class InferenceConsumer(seam.Consumer):
         settings = self.inference.settings
         self._tally = Tally()
         self._mailbox = Mailbox()
-        self._pool_kind = _pool_kind(pool)
+        self._pool_kind = pool_kind(pool)
         self._raw_pool = pool
         self._reachable = True
         self._alarm = False
@@ -123,6 +124,7 @@ class InferenceConsumer(seam.Consumer):
             one_at_a_time=self._pool_kind == "solo",
             connection_errors=seam.CONNECTION_ERRORS,
         )
+        self._obedience = Obedience(self.dispatcher, served, node=worker)
         check_pool(PoolRequest(self._pool_kind, int(pool.limit or 1)), kwargs["app"])
         if self._pool_kind != "prefork":
             self.inference.load_models()
@@ -137,6 +139,7 @@ class InferenceConsumer(seam.Consumer):
             beat=self._beat,
             on_state=lambda reachable: self._mailbox.post(partial(self._state_seen, reachable)),
             on_stopping=lambda stopping: self._mailbox.post(partial(stopper.asked, stopping)),
+            on_switches=lambda switches: self._mailbox.post(partial(self._obedience.obey, switches)),
         )
 
     # -- slots ---------------------------------------------------------------------------------------------------------
@@ -182,6 +185,7 @@ class InferenceConsumer(seam.Consumer):
         if self._pool_kind == "solo":
             self._solo_heartbeat = seam.SoloHeartbeat(self.connection, self.event_dispatcher)
         if not self._leases.is_alive():
+            self._obedience.begin(self.store)
             self._leases.start()
 
     def register(self, hub: Any) -> None:
@@ -292,6 +296,7 @@ class InferenceConsumer(seam.Consumer):
             starts_60s=self._tally.starts(),
             slot_s_60s=self._tally.slot_s(),
             started_per_s=self._tally.per_s(),
+            state=self._obedience.state,
         )
 
     def _state_seen(self, reachable: bool) -> None:
@@ -390,8 +395,3 @@ class InferenceConsumer(seam.Consumer):
         self._release_running(self.inference.new_store())
         logging.shutdown()
         os._exit(EX_CUT_OFF)
-
-
-def _pool_kind(pool: Any) -> str:
-    module = type(pool).__module__.rpartition(".")[2]
-    return {"prefork": "prefork", "thread": "threads", "solo": "solo"}.get(module, module)

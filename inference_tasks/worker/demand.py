@@ -72,6 +72,7 @@ class Demand:
         self._keys = {key.name: key for key in queues}
         self._all = tuple(queues)
         self._reserved = reserved_queues(queues)
+        self._off: set[QueueKey] = set()
         self._empty: dict[QueueKey, float] = {}
         self._looking: set[QueueKey] = set()
         self._subscribed: dict[str, float] = {}
@@ -122,7 +123,8 @@ class Demand:
         self._looking.discard(key)
         if pick is not None:
             self._picker.found_empty(pick)
-        self._empty[key] = self._clock()
+        if key not in self._off:
+            self._empty[key] = self._clock()
 
     def found(self, key: QueueKey, pick: Pick | None) -> Pick:
         """A queue that was asked had a message: its pick, made now if it was only a look."""
@@ -135,12 +137,13 @@ class Demand:
         return pick
 
     def emptied(self, key: QueueKey, at_s: float) -> None:
-        self._empty[key] = at_s
+        if key not in self._off:
+            self._empty[key] = at_s
         self._picker.mark_empty(key)
 
     def filled(self, key: QueueKey) -> None:
         self._looking.discard(key)
-        if self._empty.pop(key, None) is not None:
+        if key not in self._off and self._empty.pop(key, None) is not None:
             self._picker.mark_ready(key)
 
     def missing(self, queue: str) -> None:
@@ -249,6 +252,8 @@ class Demand:
         since = self._subscribed.pop(queue, None)
         if since is not None:
             self.source.unsubscribe([queue])
+        if key in self._off:
+            return None
         room = (self._slots.free if may_serve_reserved(key) else self._slots.free_lower) - inside
         self._picker.mark_ready(key)
         if room <= 0 or not may_take:
@@ -301,15 +306,23 @@ class Demand:
             self.source.unsubscribe(names)
 
     def serve(self, queue: str, *, on: bool) -> QueueKey | None:
-        """Start or stop serving one queue; returns its key if that changed anything."""
+        """Start or stop serving one queue; returns its key if that changed anything.
+
+        One that is not served is idle to the picker: it earns no credit meanwhile, and lends its share.
+        """
         key = self._keys.get(queue)
-        if key is None or (key in self._all) == on:
+        if key is None or (key not in self._off) == on:
             return None
-        self._all = (*self._all, key) if on else tuple(one for one in self._all if one != key)
-        self._reserved = reserved_queues(self._all)
-        self._empty.pop(key, None)
         if on:
+            self._off.discard(key)
             self.emptied(key, NEVER_S)
+        else:
+            self._off.add(key)
+            self._empty.pop(key, None)
+            self._looking.discard(key)
+            self._picker.mark_empty(key)
+        self._all = tuple(one for one in self._keys.values() if one not in self._off)
+        self._reserved = reserved_queues(self._all)
         if self._subscribed.pop(queue, None) is not None:
             self.source.unsubscribe([queue])
         return key

@@ -353,14 +353,15 @@ class Dispatcher:
         running = [(ticket.intake, ticket.token) for ticket in self.slots if ticket.token]
         return running + [(held.intake, held.token) for held in (*self._held, *self._deferred.values()) if held.token]
 
-    def serve(self, queue: str, *, on: bool) -> None:
-        """Start or stop serving one queue (remote control)."""
-        key = self._demand.serve(queue, on=on)
-        if key is None or on:
-            return
-        back = [held for held in self._held if held.key == key]
-        self._held = deque(held for held in self._held if held.key != key)
-        self._claiming.give_back(back)
+    def serve(self, queue: str, *, on: bool) -> bool:
+        """Start or stop serving a queue, returning all that has not started; whether that changed anything."""
+        changes = self._demand.serve(queue, on=on) is not None
+        if changes and not on:
+            self._source.return_stale()
+            self._return_held()
+            self._return_arrived()
+            self._void_asked()
+        return changes
 
     @property
     def unanswered(self) -> int:

@@ -64,7 +64,7 @@ class Leases(threading.Thread):
         self._on_state = on_state
         self._on_stopping = on_stopping
         self._on_switches = on_switches
-        self._switches = ALL_ON
+        self._switches: Switches | None = None
         self._interval_s = interval_s or min(lease_s / 3, 2.0)
         self._stop_event = threading.Event()
         self._hurry = threading.Event()

@@ -11,7 +11,7 @@ from inference_tasks.errors import PoolOptionError
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["PoolRequest", "check_pool", "refuse_pool"]
+__all__ = ["PoolRequest", "check_pool", "pool_kind", "refuse_pool"]
 
 _SOCKETS = "it replaces the sockets by which messages are taken. Use threads"
 _NOT_SERVED: Mapping[str, str] = {"gevent": _SOCKETS, "eventlet": _SOCKETS}
@@ -103,3 +103,9 @@ def _with_cuda(request: PoolRequest, app: Celery) -> Iterator[tuple[str, str]]:
             f"worker_pool_start_method = {found!r} with a GPU",
             "CUDA does not survive a fork. Remove it from the Celery configuration, or use --gpu none.",
         )
+
+
+def pool_kind(pool: object) -> str:
+    """Return what a pool is called: ``prefork``, ``threads``, ``solo``, or the name of its module."""
+    module = type(pool).__module__.rpartition(".")[2]
+    return {"prefork": "prefork", "thread": "threads", "solo": "solo"}.get(module, module)
