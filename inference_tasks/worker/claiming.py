@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from inference_tasks.errors import StateUnavailableError
+from inference_tasks.observe.events import emit
 from inference_tasks.worker.intake import Delivery, Intake, Unfit, read
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Held:
     predicted_s: float
     token: int = 0
     attempts: int = 0
+    wait_s: float | None = None
+    is_delayed: bool = False  # submitted to start later
     taken: bool = False
     is_ahead: bool = False  # no slot was free for it when it was claimed
     is_charged: bool = True  # its pick is open; no more once Celery keeps it for later
@@ -111,13 +114,14 @@ class Claiming:
                 self._discard(pick)
                 self._ends.bury(message, pick.key, intake)
                 continue
+            is_delayed = message.headers.get("eta") is not None
             if self._ends.too_early(message, pick.key, intake):
                 self._discard(pick)
                 continue
             predicted_s = self._costs.predict_s(intake.name, intake.tier)
             self._picker.predicted(pick, predicted_s)
             arrived_s = message.delivery_info.get("arrived_s", now)
-            batch.append(Held(message, pick, intake, arrived_s, predicted_s))
+            batch.append(Held(message, pick, intake, arrived_s, predicted_s, is_delayed=is_delayed))
         if not batch or self._claims is None:
             return batch
         try:
@@ -136,8 +140,10 @@ class Claiming:
     def _may_start(self, held: Held, claim: Claim, now: float) -> bool:
         is_in_doubt = held.intake.id in self._in_doubt
         self._in_doubt.discard(held.intake.id)
+        emit("task.claimed", tier=held.intake.tier, verdict=str(claim.verdict))
         if claim.verdict == "run":
             held.token, held.attempts = claim.token, claim.attempts
+            held.wait_s = None if held.is_delayed else claim.wait_s
             self._demand.kept()
             return True
         if claim.verdict == "held":

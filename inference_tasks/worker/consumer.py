@@ -18,12 +18,14 @@ from inference_routing.lane import QueueKey
 from inference_routing.picker import Picker
 from inference_tasks.app import inference_of
 from inference_tasks.errors import StateUnavailableError
-from inference_tasks.state.records import WorkerBeat
+from inference_tasks.observe.events import emit
 from inference_tasks.state.script import load
 from inference_tasks.worker import seam
 from inference_tasks.worker.dead import as_text
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
 from inference_tasks.worker.endings import Endings
+from inference_tasks.worker.floors import FloorWatch
+from inference_tasks.worker.heartbeat import Heartbeat
 from inference_tasks.worker.intake import Unfit
 from inference_tasks.worker.leases import Leases
 from inference_tasks.worker.mailbox import Mailbox
@@ -120,6 +122,11 @@ class InferenceConsumer(seam.Consumer):
             deliver=self._deliver,
             ends=self._endings,
             observer=self._tally,
+            floors=FloorWatch(
+                {tier.name: float(tier.floor) for tier in policy.tiers},
+                by_time=policy.share == "time",
+                tell=self._tally.floor,
+            ),
             run_unclaimed=settings.state.on_state_loss == "run",
             one_at_a_time=self._pool_kind == "solo",
             connection_errors=seam.CONNECTION_ERRORS,
@@ -136,7 +143,14 @@ class InferenceConsumer(seam.Consumer):
             worker=self.hostname,
             lease_s=settings.state.lease_s,
             claimed=self._claimed,
-            beat=self._beat,
+            beat=Heartbeat(
+                node=self.hostname,
+                pool=self._pool_kind,
+                settings=settings.worker,
+                slots=slots,
+                tally=self._tally,
+                state=self._what_state,
+            ),
             on_state=lambda reachable: self._mailbox.post(partial(self._state_seen, reachable)),
             on_stopping=lambda stopping: self._mailbox.post(partial(stopper.asked, stopping)),
             on_switches=lambda switches: self._mailbox.post(partial(self._obedience.obey, switches)),
@@ -282,24 +296,11 @@ class InferenceConsumer(seam.Consumer):
     def _claimed(self) -> Sequence[tuple[str, int, Claimant]]:
         return [(intake.id, token, intake.claimant()) for intake, token in self.dispatcher.claimed()]
 
-    def _beat(self) -> WorkerBeat:
-        settings = self.inference.settings
-        return WorkerBeat(
-            node=self.hostname,
-            pid=os.getpid(),
-            gpu=os.environ.get("CUDA_VISIBLE_DEVICES") or None,
-            pool=self._pool_kind,
-            slots=self._ready(),
-            reserve=settings.worker.reserve,
-            tiers=tuple(settings.worker.tiers),
-            busy=len(self.dispatcher.slots),
-            starts_60s=self._tally.starts(),
-            slot_s_60s=self._tally.slot_s(),
-            started_per_s=self._tally.per_s(),
-            state=self._obedience.state,
-        )
+    def _what_state(self) -> str:
+        return "draining" if self._draining else self._obedience.state
 
     def _state_seen(self, reachable: bool) -> None:
+        emit("state.seen", reachable=reachable)
         if reachable and self.dispatcher.state_lost:
             self.dispatcher.state_lost = False
             logger.info("the state can be reached again: taking work")

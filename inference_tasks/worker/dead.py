@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from inference_tasks.errors import InferenceError
+from inference_tasks.observe.events import emit
 from inference_tasks.routes import HEADER
 from inference_tasks.state.records import DeadLetter, TaskError
 from inference_tasks.worker.copies import RETRY_S, Mover, as_text, copy_of, let_go, raw_body
@@ -98,6 +99,7 @@ class Undertaker:
         """Begin; may be called in any thread."""
         where = self._dead_queue
         logger.error("message %s of %s goes to %s: %s: %s", death.id, key.name, where, death.reason, death.detail)
+        emit("task.buried", tier=key.tier, reason=death.reason)
         at_s = time.time()
         letter = _letter(message, key, death, at_s)
         said: dict[str, object] = {

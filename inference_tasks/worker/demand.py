@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference_routing.cost import COLD_START_S
 from inference_routing.lane import FRESH, QueueKey, may_serve_reserved, reserved_queues
 from inference_routing.tier import REALTIME
+from inference_tasks.observe.events import emit
 
 if TYPE_CHECKING:
     from inference_routing.picker import Pick, Picker
+    from inference_tasks.worker.floors import FloorWatch
     from inference_tasks.worker.slots import Slots
     from inference_tasks.worker.source import Source
 
@@ -63,12 +65,14 @@ class Demand:
         *,
         hold_s: float,
         clock: Callable[[], float],
+        floors: FloorWatch | None = None,
     ) -> None:
         self.source = source
         self.hold_s = hold_s
         self._picker = picker
         self._slots = slots
         self._clock = clock
+        self._floors = floors
         self._keys = {key.name: key for key in queues}
         self._all = tuple(queues)
         self._reserved = reserved_queues(queues)
@@ -91,19 +95,28 @@ class Demand:
     def key(self, queue: str) -> QueueKey:
         return self._keys[queue]
 
-    def observe(self, cost_s: float) -> None:
+    def observe(self, cost_s: float, tier: str) -> None:
         """A task has kept its slot this long."""
+        if self._floors is not None:
+            self._floors.ended(tier, cost_s, self._slots.ready)
         self._mean_s += SMOOTHING * (cost_s - self._mean_s)
 
-    def started(self, now: float, *, had_more: bool) -> None:
-        """A task starts at this moment; ``had_more`` if others are held, so that nothing was waited for."""
+    def started(self, now: float, tier: str, *, had_more: bool) -> None:
+        """A task takes a slot at this moment; ``had_more`` if others are held, so that nothing was waited for."""
+        if self._floors is not None:
+            self._floors.started(tier, has_work=self._has_work, has_lower=self._slots.free_lower > 0)
         # Waiting for the broker is no reason to ask for less: without others held the limit fades.
         apart_s = min(now - self._started_at_s, 1.0) if had_more else 0.0
         self._apart_s += SMOOTHING * (apart_s - self._apart_s)
         self._started_at_s = now
 
+    def _has_work(self, tier: str) -> bool:
+        return any(key.tier == tier and key not in self._empty for key in self._all)
+
     def discarded(self, tier: str) -> None:
         """A message needed no run."""
+        if self._floors is not None:
+            self._floors.interrupted(tier)
         self._discarded_in_a_row += 1
         if self._discarded_in_a_row % MAX_DISCARDS == 0:
             self._skip_tier = tier
@@ -121,6 +134,11 @@ class Demand:
     def found_empty(self, key: QueueKey, pick: Pick | None) -> None:
         """A queue that was asked had nothing."""
         self._looking.discard(key)
+        emit("queue.asked", tier=key.tier, lane=key.lane, outcome="empty")
+        if self._floors is not None and not any(
+            one.tier == key.tier and one != key and one not in self._empty for one in self._all
+        ):
+            self._floors.interrupted(key.tier)
         if pick is not None:
             self._picker.found_empty(pick)
         if key not in self._off:
@@ -128,6 +146,7 @@ class Demand:
 
     def found(self, key: QueueKey, pick: Pick | None) -> Pick:
         """A queue that was asked had a message: its pick, made now if it was only a look."""
+        emit("queue.asked", tier=key.tier, lane=key.lane, outcome="message")
         self.filled(key)
         return pick or self._pick_of(key)
 

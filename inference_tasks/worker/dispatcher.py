@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inference_routing.lane import QueueKey
     from inference_routing.picker import Pick, Picker
     from inference_tasks.worker.claiming import Claims, Ends
+    from inference_tasks.worker.floors import FloorWatch
     from inference_tasks.worker.source import Source
 
 __all__ = ["Dispatcher"]
@@ -58,6 +59,7 @@ class Dispatcher:
         deliver: Callable[[Delivery], None],
         ends: Ends,
         observer: Observer,
+        floors: FloorWatch | None = None,
         run_unclaimed: bool = False,
         one_at_a_time: bool = False,
         connection_errors: tuple[type[BaseException], ...] = (),
@@ -66,7 +68,7 @@ class Dispatcher:
         self._picker = picker
         self._costs = costs
         self.slots = slots
-        self._demand = Demand(source, picker, slots, queues, hold_s=hold_s, clock=clock)
+        self._demand = Demand(source, picker, slots, queues, hold_s=hold_s, clock=clock, floors=floors)
         self._claiming = Claiming(
             claims,
             picker=picker,
@@ -87,7 +89,6 @@ class Dispatcher:
         self._one_at_a_time = one_at_a_time
         self._connection_errors = connection_errors
         self._clock = clock
-
         self._asked: deque[tuple[Wish, float, bool]] = deque()
         self._arrived: list[tuple[Delivery, Pick]] = []
         self._held: deque[Held] = deque()
@@ -236,7 +237,7 @@ class Dispatcher:
         held.taken = True
         now = self._clock()
         deferred = held is not self._handing
-        self._demand.started(now, had_more=bool(self._held))
+        self._demand.started(now, held.key.tier, had_more=bool(self._held))
         if not deferred:
             self._picker.started(held.pick, now)
         ticket = Ticket(
@@ -249,6 +250,7 @@ class Dispatcher:
             predicted_s=held.predicted_s,
             reserved=may_serve_reserved(held.key),
             held_s=now - held.arrived_s,
+            wait_s=held.wait_s,
         )
         self.slots.take(ticket)
         self._observer.started(ticket)
@@ -262,7 +264,7 @@ class Dispatcher:
         if ticket.pick is not None:
             self._picker.finished(ticket.pick, cost_s)
         self._costs.observe(ticket.intake.name, ticket.intake.tier, cost_s)
-        self._demand.observe(cost_s)
+        self._demand.observe(cost_s, ticket.intake.tier)
         self._observer.finished(ticket, cost_s)
 
     def forget(self, ticket: Ticket) -> None:

@@ -187,6 +187,7 @@ class Endings:
         Called in whichever thread the pool reports in. None: Celery settles the message, by acknowledging it (a retry)
         or by returning it (its process died, and it may run again).
         """
+        ticket.outcome = _outcome(info)
         if seam.is_lost_child(info):
             return None if is_stopping else self._of_crash(ticket)
         error = seam.error_of(info)
@@ -277,6 +278,20 @@ class Endings:
     def is_busy(self) -> bool:
         """Whether a message is on its way elsewhere."""
         return bool(self._mover.under_way) or self._undertaker.is_busy
+
+
+def _outcome(info: object) -> str:
+    """Return how a run that raised has ended, as the event ``task.ended`` has it."""
+    error = seam.error_of(info)
+    if seam.is_lost_child(info) or error is None:
+        return "crashed"
+    if isinstance(error, Retry):
+        return "retried"
+    if isinstance(error, Reject) and getattr(error, "requeue", False):
+        return "returned"
+    if isinstance(error, Ignore):
+        return "cancelled" if error.args and error.args[0] == CANCELLED else "ignored"
+    return "failed"
 
 
 def _said(error: TaskError | None) -> str:

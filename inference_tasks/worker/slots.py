@@ -20,8 +20,10 @@ __all__ = ["Observer", "SlotPool", "Slots", "Ticket"]
 class Ticket:
     """One slot in use, from the hand-over to the pool until the slot is free again.
 
-    ``started_s`` and ``predicted_s`` are on the worker's monotonic clock, in seconds. ``is_adrift``: the connection on
-    which its message was delivered is lost, and the broker will deliver it again.
+    ``started_s`` and ``predicted_s`` are on the worker's monotonic clock, in seconds. ``wait_s``: from submit to start,
+    None for later attempts and for what was submitted with a delay. ``outcome``: as the event ``task.ended`` has it,
+    known when the run has ended. ``is_adrift``: the connection on which its message was delivered is lost, and the
+    broker will deliver it again.
     """
 
     intake: Intake
@@ -33,6 +35,8 @@ class Ticket:
     predicted_s: float
     reserved: bool
     held_s: float = 0.0
+    wait_s: float | None = None
+    outcome: str = "success"
     is_adrift: bool = False
     job: object | None = field(default=None, repr=False)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from inference_routing.lane import QueueKey
+from inference_tasks.observe.events import EVENTS, WAIT_BUCKETS_S, subscribe, unsubscribe
 from inference_tasks.signals import slot_freed, slot_taken
 from inference_tasks.worker.intake import Intake
 from inference_tasks.worker.slots import Ticket
@@ -64,7 +66,7 @@ def test_memory_is_bounded_however_many_tasks_start(tally: Tally, clock: Clock) 
         clock.now += 0.1
         tally.started(ticket())
     assert sum(tally.starts()["realtime"].values()) == pytest.approx(600, abs=11)
-    assert len(tally._buckets) <= 62
+    assert len(tally._seconds) <= 62
 
 
 def test_the_rate_is_over_the_last_minute_or_since_the_start(tally: Tally, clock: Clock) -> None:
@@ -73,6 +75,55 @@ def test_the_rate_is_over_the_last_minute_or_since_the_start(tally: Tally, clock
     assert tally.per_s() == {"batch": 20.0}
     clock.now += 10
     assert tally.per_s() == {"batch": 2.0}
+
+
+def test_waits_and_ends_are_by_the_tier_of_the_submit(tally: Tally, clock: Clock) -> None:
+    for wait_s, first in ((0.003, "realtime"), (0.15, "realtime"), (99999.0, "batch"), (None, "batch")):
+        tally.started(replace(ticket("realtime", first), wait_s=wait_s))
+    assert tally.waits() == {"realtime": {0: 1, 5: 1}, "batch": {len(WAIT_BUCKETS_S): 1}}
+    assert tally.longest_wait_s() == {"realtime": 0.15, "batch": 99999.0}
+    for outcome in ("success", "failed", "retried", "crashed", "cancelled", "failed"):
+        tally.finished(replace(ticket("realtime", "batch"), outcome=outcome), 0.1)
+    assert (tally.ended(), tally.failed()) == ({"batch": 3}, {"batch": 2})
+    clock.now += 61
+    assert (tally.waits(), tally.longest_wait_s(), tally.ended(), tally.failed()) == ({}, {}, {}, {})
+    assert set(tally.last_start_at_s()) == {"realtime"}
+
+
+def test_starts_ends_and_floors_are_events_without_ids(tally: Tally) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+
+    def hear(name: str, values: Mapping[str, object]) -> None:
+        told.append((name, dict(values)))
+
+    subscribe(hear)
+    try:
+        tally.started(replace(ticket("realtime", "batch"), wait_s=2.0))
+        tally.finished(ticket("realtime", "batch"), 0.5)
+        tally.floor("offline", is_met=False)
+    finally:
+        unsubscribe(hear)
+    assert told == [
+        (
+            "task.started",
+            {
+                "task": "classify",
+                "tier": "realtime",
+                "tier_first": "batch",
+                "lane": "aged",
+                "wait_s": 2.0,
+                "held_s": 0.02,
+            },
+        ),
+        (
+            "task.ended",
+            {"task": "classify", "tier": "realtime", "tier_first": "batch", "outcome": "success", "slot_s": 0.5},
+        ),
+        ("floor.held", {"tier": "offline", "outcome": "violated"}),
+    ]
+    known = {event.name: {*event.measurements, *event.labels} for event in EVENTS}
+    assert all(set(values) == known[name] for name, values in told)
+    assert tally.floor_violations() == {"offline": 1}
 
 
 @pytest.fixture
