@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
-from inference_routing.lane import RETURNED
+from inference_routing.lane import LANE_NAMES, RETURNED
 from inference_routing.tier import TIER_NAMES
 from inference_tasks.observe.events import WAIT_BUCKETS_S
 from inference_tasks.observe.tiers import CountsWaiting, TierReport, tier_reports
@@ -16,6 +16,7 @@ from inference_tasks.state.records import State
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
     from inference_tasks.state.records import Accounts, Backlog, WorkerBeat
+    from inference_tasks.state.switches import Switches
 
 __all__ = ["Fleet", "TierView", "read", "wait_quantile"]
 
@@ -75,6 +76,7 @@ class Fleet:
         dead: messages in the dead letters.
         promoted_60s: {tier of the submit: starts of the last minute that another tier served}.
         accounts: what became of all admitted work.
+        switches: what operators have switched off.
     """
 
     at_s: float
@@ -83,6 +85,7 @@ class Fleet:
     dead: int
     promoted_60s: dict[str, int]
     accounts: Accounts
+    switches: Switches
 
     def as_dict(self) -> dict[str, object]:
         """All of it, ready for JSON."""
@@ -93,6 +96,7 @@ class Fleet:
             "dead": self.dead,
             "promoted_60s": self.promoted_60s,
             "accounts": self.accounts.as_dict(),
+            "switches": [switch.as_dict() for switch in self.switches],
         }
 
 
@@ -108,13 +112,13 @@ def read(inference: Inference, depths: CountsWaiting) -> Fleet:
     ready = depths.of(topology)
     beats = store.workers()
     backlogs = store.waiting([queue.name for queue in topology.queues if queue.tier is not None])
-    accounts = store.accounts()
+    accounts, switches = store.accounts(), store.switches()
     # Ages are differences to moments that Redis wrote, and clocks differ.
     now_s = store.server_time_s()
     reports = tier_reports(inference, ready, beats)
     return Fleet(
         at_s=now_s,
-        tiers=tuple(_view(inference, one, beats, backlogs, accounts, now_s) for one in reports),
+        tiers=tuple(_view(inference, one, beats, backlogs, accounts, switches, now_s) for one in reports),
         workers=tuple(beats),
         dead=ready.get(topology.dead.name, 0),
         promoted_60s={
@@ -122,6 +126,7 @@ def read(inference: Inference, depths: CountsWaiting) -> Fleet:
             for tier in TIER_NAMES
         },
         accounts=accounts,
+        switches=switches,
     )
 
 
@@ -131,6 +136,7 @@ def _view(
     beats: Sequence[WorkerBeat],
     backlogs: Mapping[str, Backlog],
     accounts: Accounts,
+    switches: Switches,
     now_s: float,
 ) -> TierView:
     tier = report.tier
@@ -160,8 +166,8 @@ def _view(
         starved_s=0.0 if oldest_s is None else max(0.0, min(oldest_s, now_s - last_start_s)),
         failed_ratio=failed / ended if ended else None,
         expected_wait_s=report.ready / rate if rate else (None if report.ready else 0.0),
-        paused=False,
-        refusing=False,
+        paused=all(switches.stopped(tier, lane) is not None for lane in LANE_NAMES),
+        refusing=switches.refusing(tier) is not None,
         floor_violations=sum(beat.floor_violations_60s.get(tier, 0) for beat in beats),
     )
 
