@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Self
 
 from kombu import Connection
@@ -21,8 +21,13 @@ log = logging.getLogger(__name__)
 #: The longest wait for any answer of the broker.
 ANSWER_S = 10.0
 
-#: Messages that are returned in one write: of more than 32 at once a quorum queue loses the order (measured on 3.10).
+#: Messages that are on their way back at a time: of more than 32 that it has not taken back yet, a quorum queue loses
+#: the order (measured on 3.10).
 RETURNED_AT_ONCE = 16
+
+#: The longest wait until some have been taken back. They do not show where a worker takes them at once.
+TAKEN_BACK_S = 0.25
+LOOK_AGAIN_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +134,28 @@ class Pull:
                 self._channels[one.queue].basic_ack(one.tag)
             if self._outbox is not None:
                 self._outbox.flush()
-            for position, one in enumerate(sorted(back, key=lambda each: each.tag), 1):
-                self._channels[one.queue].inference_nack(one.tag)
-                if position % RETURNED_AT_ONCE == 0:
-                    self._outbox.flush()
-                    self.ready(one.queue)
-            if self._outbox is not None:
-                self._outbox.flush()
+            by_queue: dict[str, list[int]] = {}
+            for one in sorted(back, key=lambda each: each.tag):
+                by_queue.setdefault(one.queue, []).append(one.tag)
+            for queue, tags in by_queue.items():
+                self._give_back(queue, tags)
         except self._errors as exc:
             raise self._lost(exc) from exc
+
+    def _give_back(self, queue: str, tags: Sequence[int]) -> None:
+        before = self.ready(queue) if len(tags) > RETURNED_AT_ONCE else 0
+        for begin in range(0, len(tags), RETURNED_AT_ONCE):
+            for tag in tags[begin : begin + RETURNED_AT_ONCE]:
+                self._channels[queue].inference_nack(tag)
+            self._outbox.flush()
+            end = begin + RETURNED_AT_ONCE
+            if end < len(tags):
+                self._wait_taken_back(queue, before + end)
+
+    def _wait_taken_back(self, queue: str, ready: int) -> None:
+        until_s = monotonic() + TAKEN_BACK_S
+        while self.ready(queue) < ready and monotonic() < until_s:
+            sleep(LOOK_AGAIN_S)
 
     @property
     def _errors(self) -> tuple[type[BaseException], ...]:

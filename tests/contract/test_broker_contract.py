@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -168,7 +168,7 @@ def test_tasks_of_one_tier_start_in_the_order_of_their_submission(broker: Broker
     step(app, "batch").submit_many([(number,) for number in range(30)])
     with broker.worker():
         broker.history.wait_for("end", count=30)
-    numbers = broker.history.values("start", "number")
+    numbers = cast("list[int]", broker.history.values("start", "number"))
     assert sorted(numbers) == list(range(30))
     # A quorum queue serves first what came back, in the order of its coming back: what a worker returns in two goes may
     # change places there, within what it had at hand.

@@ -339,6 +339,20 @@ def test_tasks_whose_messages_are_gone_cost_one_look_and_no_order(rig: Rig) -> N
     assert found == ids[50:]
 
 
+@BOTH
+def test_however_many_are_given_back_they_keep_their_order(rig: Rig) -> None:
+    """Of more than 32 that it has not taken back yet, a quorum queue loses the order."""
+    app = rig.app()
+    ids = submitted(app, "offline", range(120))
+    queue = inference_of(app).topology.queue("offline").name
+    for _ in range(10):
+        with closing(new_pull(app)) as pull:
+            taken = pull.take(queue, 100)
+            assert [message.headers["id"] for message in taken] == ids[:100]
+            pull.settle(back=taken)
+            until(lambda pull=pull: pull.ready(queue) == 120, "all are back")  # type: ignore[misc]
+
+
 def test_a_queue_that_is_missing_is_an_empty_one(rig: Rig) -> None:
     app = rig.app()
     (task_id,) = submitted(app, "offline", [1])
