@@ -29,6 +29,7 @@ from inference_tasks.errors import (
     TaskFailedError,
     TaskNotFoundError,
     TemporaryError,
+    TierPausedError,
     TopologyMismatchError,
     UnknownOptionError,
     UnknownTaskError,
@@ -84,6 +85,7 @@ __all__ = [  # noqa: RUF022 -- grouped by what a reader looks for
     "QueueFullError",
     "ResultTimeoutError",
     "StateUnavailableError",
+    "TierPausedError",
     # errors: somebody must change the deployment
     "DeploymentError",
     "ModelLoadError",

@@ -46,6 +46,7 @@ __all__ = [
     "TaskFailedError",
     "TaskNotFoundError",
     "TemporaryError",
+    "TierPausedError",
     "TopologyMismatchError",
     "UnknownOptionError",
     "UnknownTaskError",
@@ -53,6 +54,9 @@ __all__ = [
     "kept_delay_s",
     "nearest",
 ]
+
+#: After how long it is worth asking again whether an operator has resumed a tier.
+PAUSED_RETRY_S = 15.0
 
 #: What the 28 levels of the broker's delay queues can hold.
 LONGEST_DELAY_S = 2**28 - 1
@@ -273,6 +277,32 @@ class QueueFullError(BusyError):
         self.limit = limit
         self.reason = reason
         self.task_id = task_id
+
+
+class TierPausedError(QueueFullError):
+    """An operator refuses the tier's submits for now (``pause --refuse``, or ``drain``); nothing was kept.
+
+    Attributes:
+        tier: the tier that refused.
+        reason: always ``"paused"``.
+        retry_after_s: when to ask again; nobody knows when the operator will resume the tier.
+        task_id: the id of the refused task, free to be used again.
+    """
+
+    def __init__(
+        self,
+        *,
+        tier: str,
+        limit: int | None = None,
+        reason: str = "paused",
+        retry_after_s: float = PAUSED_RETRY_S,
+        task_id: str = "",
+    ) -> None:
+        super().__init__(tier=tier, limit=limit, reason=reason, retry_after_s=retry_after_s, task_id=task_id)
+        self.args = (
+            f"Tier {tier} accepts nothing: an operator has paused or drained it. Submit again in {retry_after_s:g} s, "
+            "or to another tier.",
+        )
 
 
 class DeadlineError(BusyError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference_tasks.broker.messages import Accepted, Blocked, Conflict, Outcome, Refused
-from inference_tasks.state.records import CONFLICT, END_STATES, LATE, SubmitAnswer
+from inference_tasks.state.records import CONFLICT, END_STATES, LATE, PAUSED, SubmitAnswer
 
 __all__ = ["settled_by"]
 
@@ -18,6 +18,8 @@ def settled_by(answer: SubmitAnswer, drained_per_s: float | None) -> Outcome | N
         return Blocked(answer.state, answer.dependency, answer.dependency_state)
     if answer.state == LATE:
         return Refused("deadline", drained_per_s, answer.ahead)
+    if answer.state == PAUSED:
+        return Refused("paused")
     if answer.state == CONFLICT:
         return Conflict(answer.shares)
     if answer.state in END_STATES or (answer.shares and not answer.is_unsure):

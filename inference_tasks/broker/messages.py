@@ -19,6 +19,7 @@ from inference_tasks.errors import (
     OutcomeUnknownError,
     QueueFullError,
     StateUnavailableError,
+    TierPausedError,
 )
 from inference_tasks.state.records import DEPENDENCY_CYCLE, DEPENDENCY_FAILED, NewTask
 
@@ -137,7 +138,8 @@ class Refused:
     """Nothing was kept, and the record written for this message is gone again.
 
     Attributes:
-        reason: the queue is full, too much of the tier is parked, or too much waits before the deadline.
+        reason: the queue is full, too much of the tier is parked, too much waits before the deadline, or an operator
+            has paused the tier.
         drained_per_s: how fast workers empty the tier at present, None when that is not known.
         ahead: how many tasks wait before it, where its deadline is the reason.
     """
@@ -207,6 +209,8 @@ def error_for(
     match outcome:
         case Accepted():
             return None
+        case Refused(reason="paused"):
+            return TierPausedError(tier=tier or outgoing.routing_key, task_id=outgoing.task_id)
         case Refused(reason="deadline", drained_per_s=drained_per_s, ahead=ahead):
             return DeadlineError(
                 tier=tier or outgoing.routing_key,

@@ -24,6 +24,7 @@ from inference_tasks.errors import (
     QueueFullError,
     StateUnavailableError,
     TaskNotFoundError,
+    TierPausedError,
     UnknownTaskError,
     UnknownTierError,
 )
@@ -46,6 +47,7 @@ class _Kind(NamedTuple):
 
 # The first class that fits; so the narrow ones stand before their families.
 _TABLE: tuple[tuple[type[InferenceError], _Kind], ...] = (
+    (TierPausedError, _Kind(503, "tier-paused", "An operator has paused the tier")),
     (QueueFullError, _Kind(429, "queue-full", "The tier accepts nothing now")),
     (DeadlineError, _Kind(429, "deadline", "The task could not start in time")),
     (BrokerUnavailableError, _Kind(503, "broker-unavailable", "The message broker is away")),

@@ -39,6 +39,7 @@ from inference_tasks.maintenance.copies import Told, promoted, told
 from inference_tasks.maintenance.graves import Graves
 from inference_tasks.maintenance.pull import Pull, Taken
 from inference_tasks.state.records import Move, TaskRecord, Waiting
+from inference_tasks.state.switches import ALL_ON
 
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
@@ -116,6 +117,7 @@ class Sweep:
         self._blocked_until_s: dict[str, float] = {}
         self._graves = Graves(inference)
         self._swept = Swept()
+        self._switches = ALL_ON
 
     def run(self) -> Swept:
         """Do one round; return what came of it.
@@ -124,6 +126,7 @@ class Sweep:
             BrokerUnavailableError, StateUnavailableError: one of them does not answer; what was under way goes back.
         """
         self._swept = Swept()
+        self._switches = self._store.switches()
         before = self._pull.round_trips
         policy = self._inference.policy
         rising = {one.tier: one for one in rises_of(policy)}
@@ -152,7 +155,11 @@ class Sweep:
     def _swept_tier(self, tier: str, rise: Rise | None) -> None:
         settings = self._inference.settings
         end_s = self._now_s() + ROUND_S
-        queues = [self._inference.queue_by_lane[tier, lane] for lane in LANE_NAMES]
+        # What an operator has paused stays where it is, and nothing rises into what is paused or to be emptied.
+        lanes = [lane for lane in LANE_NAMES if not self._switches.stopped(tier, lane)]
+        queues = [self._inference.queue_by_lane[tier, lane] for lane in lanes]
+        if rise and self._switches.of(rise.above, AGED):
+            rise = None
         limit_s = give_up_after_s(settings.state.unfinished_ttl_s)
         after_s = min(limit_s, rise.after_s) if rise else limit_s
         now_s = self._store.server_time_s()

@@ -118,10 +118,6 @@ class Switches:
         """Return the switch by which a worker takes nothing new, None if it does."""
         return self.by_target.get(worker_target(node))
 
-    def lets_rise(self, tier: str, lane: str, above: str, above_lane: str) -> bool:
-        """Whether aged tasks are promoted: not out of what is paused, nor into what is paused or drained."""
-        return self.stopped(tier, lane) is None and not self.of(above, above_lane)
-
 
 ALL_ON = Switches()
 

@@ -359,10 +359,7 @@ class Dispatcher:
         """Start or stop serving a queue, returning all that has not started; whether that changed anything."""
         changes = self._demand.serve(queue, on=on) is not None
         if changes and not on:
-            self._source.return_stale()
-            self._return_held()
-            self._return_arrived()
-            self._void_asked()
+            self._return_all()
         return changes
 
     @property

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from typing import Final, Literal
 
-RefusalReason = Literal["full", "parked", "deadline"]
+RefusalReason = Literal["full", "parked", "deadline", "paused"]
 """``full``: the broker refused, the ``fresh`` queue is at its bound. ``parked``: parked and returned work of the tier
 has reached the bound, so that fresh work would crowd out what was accepted before. ``deadline``: so much waits before
-the task that it could not start in time."""
+the task that it could not start in time. ``paused``: an operator wants nothing more of it."""
 
 DRAINED_RATIO: Final = 100
 """A refused caller is told to wait until one part in this many of the bound has drained."""

@@ -103,9 +103,7 @@ def test_what_a_switch_means_for_a_lane(harness: StoreHarness) -> None:
     stopped = [(tier, lane) for tier in TIERS for lane in LANES if switches.stopped(tier, lane)]
     assert stopped == [("batch", "fresh"), ("batch", "returned"), ("batch", "aged"), ("offline", "returned")]
     assert [tier for tier in TIERS if switches.refusing(tier)] == ["realtime", "batch"]
-    assert not switches.lets_rise("batch", "fresh", "realtime", "aged")
-    assert not switches.lets_rise("offline", "fresh", "batch", "aged")
-    assert Switches().lets_rise("offline", "fresh", "batch", "aged")
+    assert [switch.action for switch in switches.of("realtime", "aged")] == ["drain"]
 
 
 TIERS, LANES = ("realtime", "batch", "offline"), ("fresh", "returned", "aged")

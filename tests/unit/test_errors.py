@@ -19,6 +19,7 @@ EXAMPLES: list[errors.InferenceError] = [
     errors.UnknownTaskError("clasify", ["vision.classify"]),
     errors.UnknownTierError("batsch"),
     errors.QueueFullError(tier="batch", limit=5, reason="full", retry_after_s=3, task_id="id-1"),
+    errors.TierPausedError(tier="batch", task_id="id-1"),
     errors.BrokerUnavailableError("refused"),
     errors.OutcomeUnknownError("id-1", "no answer"),
     errors.StateUnavailableError("refused"),

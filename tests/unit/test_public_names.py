@@ -10,8 +10,8 @@ NAMES = """
     Inference InferenceApp InferenceError InferenceTask InvalidArgumentsError MessageTooLargeError Model
     ModelLoadError OutcomeUnknownError PermanentError PoolOptionError QueueFullError RefusedCall ResultTimeoutError
     RetryAfter Settings SettingsError StateUnavailableError Submitter TaskCancelledError TaskFailedError TaskHandle
-    TaskNotFoundError TaskRecord TemporaryError TopologyMismatchError UnknownOptionError UnknownTaskError
-    UnknownTierError adopt load_settings
+    TaskNotFoundError TaskRecord TemporaryError TierPausedError TopologyMismatchError UnknownOptionError
+    UnknownTaskError UnknownTierError adopt load_settings
 """
 
 

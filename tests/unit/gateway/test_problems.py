@@ -15,6 +15,7 @@ REQUEST = Request({"type": "http", "method": "GET", "path": "/v1/tasks/x", "head
 STATUS_BY_ERROR = [
     (errors.QueueFullError(tier="batch", limit=5, reason="parked", retry_after_s=2.2), 429),
     (errors.DeadlineError(tier="batch", ahead=100, timeout_s=2.0, retry_after_s=7.5), 429),
+    (errors.TierPausedError(tier="batch"), 503),
     (errors.BrokerUnavailableError("refused"), 503),
     (errors.StateUnavailableError("refused"), 503),
     (errors.OutcomeUnknownError("id-1", "no answer"), 503),
