@@ -171,7 +171,8 @@ class Endings:
             self._parking.park(message, key, wait_s)
             return True
         if wait_s <= 0:
-            # Celery would put it on its timer, past the shares.
+            # Celery would put it on its timer, past the shares. Since when it waits is still told from it.
+            message.headers["inference_due"] = message.headers.get("eta")
             message.headers["eta"] = None
         return False
 
