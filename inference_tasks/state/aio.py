@@ -15,6 +15,7 @@ from inference_tasks.state import keys, packing, submits
 from inference_tasks.state.batches import Batches
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.records import NewTask, SubmitAnswer, TaskRecord
+from inference_tasks.state.scenes import Scene, scene_call, unpack_scene
 from inference_tasks.state.script import AsyncCommands, as_text, load, translated
 from inference_tasks.state.store import UNFINISHED_TTL_S, plain_url
 
@@ -85,6 +86,11 @@ class AsyncTaskStore:
         reply = as_text(await self._get.call_async(self._client, names, packing.RECORD_FIELDS))
         lines = reply.split(packing.RECORD)
         return [packing.unpack_record(task_id, line) for task_id, line in zip(task_ids, lines, strict=True)]
+
+    async def scene(self, task_id: str, queues: Sequence[str]) -> Scene | None:
+        """As ``TaskStore.scene``."""
+        names, args = scene_call(self.prefix, task_id, queues)
+        return unpack_scene(await load("scene").call_async(self._client, names, args), task_id, queues)
 
     async def document(self, task_id: str) -> str | None:
         """Return Celery's result document of a task as JSON; None where there is none."""

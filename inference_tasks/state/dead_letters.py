@@ -11,7 +11,7 @@ from inference_tasks.state.calling import Calling
 from inference_tasks.state.records import DeadKind, DeadLetter
 from inference_tasks.state.script import as_text
 
-__all__ = ["DeadLetters"]
+__all__ = ["DeadLetters", "read_letter"]
 
 _FIELDS = frozenset(field.name for field in fields(DeadLetter))
 
@@ -41,12 +41,12 @@ class DeadLetters(Calling):
         if limit < 1:
             return []
         reply = self._call("dead_letters", self._dead_keys(), (1 if newest_first else 0, offset, limit))
-        return [_read(stored) for stored in reply]
+        return [read_letter(stored) for stored in reply]
 
     def dead_letter(self, task_id: str) -> DeadLetter | None:
         """Return the letter of a task, None if there is none."""
         stored = self._call("dead_letter", self._dead_keys(), (task_id,))[1]
-        return _read(stored) if stored else None
+        return read_letter(stored) if stored else None
 
     def dead_count(self) -> int:
         """Return how many letters the index has."""
@@ -73,7 +73,8 @@ class DeadLetters(Calling):
         return keys.dead(self.prefix), keys.dead_letters(self.prefix)
 
 
-def _read(stored: object) -> DeadLetter:
+def read_letter(stored: object) -> DeadLetter:
+    """Read a letter as the index keeps it."""
     found = json.loads(as_text(stored).split(packing.FIELD, 2)[2])
     # A newer release may have added fields.
     return DeadLetter(**{name: value for name, value in found.items() if name in _FIELDS})

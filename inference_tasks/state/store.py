@@ -31,6 +31,7 @@ from inference_tasks.state.records import (
     TaskRecord,
     WorkerBeat,
 )
+from inference_tasks.state.scenes import Scenes
 from inference_tasks.state.script import Commands, as_text
 from inference_tasks.state.sweeps import Sweeps
 from inference_tasks.state.switching import Switching
@@ -64,7 +65,7 @@ def client_from_url(url: str, *, socket_timeout_s: float = 2.0) -> Commands:
     )
 
 
-class TaskStore(Sweeps, DeadLetters, Cancelling, Depending, Switching):
+class TaskStore(Sweeps, DeadLetters, Cancelling, Depending, Switching, Scenes):
     """Records and claims in Redis, the counts of all work, and the indices of what waits and of what is dead.
 
     Every method is atomic and one round trip, whatever the batch. All raise ``StateUnavailableError`` when Redis does

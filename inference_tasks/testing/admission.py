@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from inference_tasks.state.records import CONFLICT, LATE, PARKED, PAUSED, NewTask, ShareKey, State, SubmitAnswer
 from inference_tasks.state.submits import brought_together, parted
 from inference_tasks.testing.ledger import Kept, blank, rank
-from inference_tasks.testing.switching import FakeSwitching
+from inference_tasks.testing.scenes import FakeScenes
 
 __all__ = ["FakeAdmission"]
 
 
 @dataclass
-class FakeAdmission(FakeSwitching):
+class FakeAdmission(FakeScenes):
     """Takes tasks in, and back."""
 
     def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:

@@ -6,7 +6,7 @@ One contract suite runs on both, so what passes with this one passes with Redis.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.packing import clean, drain_rates, failure_document, summed_rates
@@ -38,7 +38,6 @@ class FakeTaskStore(FakeAdmission):
     """A task store without Redis; see ``FakeLedger`` for what a test may set and read."""
 
     max_crashes: int = DEFAULT_CRASH_LIMIT
-    _beats: dict[str, tuple[WorkerBeat, float]] = field(default_factory=dict)
     _stale: int = 0
 
     def advance(self, seconds: float) -> None:
@@ -355,12 +354,6 @@ class FakeTaskStore(FakeAdmission):
         """As ``TaskStore.leave``."""
         self._reach()
         self._beats.pop(worker, None)
-
-    def workers(self) -> list[WorkerBeat]:
-        """As ``TaskStore.workers``."""
-        self._reach()
-        live = [beat for beat, until_s in self._beats.values() if until_s > self.now_s]
-        return sorted(live, key=lambda beat: (beat.seen_at_s, beat.node))
 
     def rates(self) -> dict[str, float]:
         """As ``TaskStore.rates``."""
