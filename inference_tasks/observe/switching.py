@@ -21,7 +21,7 @@ from inference_tasks.state.switches import Action, Switch, lane_target, tier_tar
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
 
-__all__ = ["UnknownTargetError", "drain", "operator_name", "pause", "resume", "target_of"]
+__all__ = ["UnknownTargetError", "drain", "is_drained", "operator_name", "pause", "resume", "target_of"]
 
 
 class UnknownTargetError(CallerError, LookupError):
@@ -86,6 +86,24 @@ def resume(inference: Inference, target: str, *, by: str | None = None, because:
     named = worker_target(target)
     name = named if named in switches.by_target else target_of(inference, target)
     return inference.store.unswitch(name, by=by or operator_name(), because=because)
+
+
+def is_drained(inference: Inference, switch: Switch) -> bool:
+    """Return whether a target has finished what it had: a tier or lane is empty, a worker idle, as far as is known."""
+    kind, _, name = switch.target.partition(":")
+    beats = inference.store.workers()
+    if kind == "worker":
+        own = next((beat for beat in beats if beat.node == name), None)
+        return own is None or (own.state != "running" and not own.busy)
+    tier, _, lane = name.partition(".")
+    queues = [inference.queue_by_lane[tier, one] for one in LANE_NAMES if lane in ("", one)]
+    if any(one.waiting for one in inference.store.waiting(queues).values()):
+        return False
+    # Which lane a running or parked task came from is not told: a lane has finished when its tier has. Heartbeats know
+    # what has risen into the tier, the counts what has just started.
+    accounts = inference.store.accounts()
+    runs = accounts.by_tier.get(tier, {}).get("processing") or any(beat.busy_by_tier.get(tier) for beat in beats)
+    return not runs and not accounts.away.get(tier)
 
 
 def _set(inference: Inference, target: str, action: Action, by: str | None, because: str) -> Switch:
