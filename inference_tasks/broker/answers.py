@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from inference_tasks.broker.messages import Accepted, Blocked, Conflict, Outcome, Refused
+from inference_tasks.broker.messages import Accepted, Blocked, Conflict, Outcome, Outgoing, Refused, Unavailable
+from inference_tasks.observe.events import emit
 from inference_tasks.state.records import CONFLICT, END_STATES, LATE, PAUSED, SubmitAnswer
 
-__all__ = ["settled_by"]
+__all__ = ["settled_by", "tell"]
 
 
 def settled_by(answer: SubmitAnswer, drained_per_s: float | None) -> Outcome | None:
@@ -25,3 +26,22 @@ def settled_by(answer: SubmitAnswer, drained_per_s: float | None) -> Outcome | N
     if answer.state in END_STATES or (answer.shares and not answer.is_unsure):
         return Accepted(published=False, task_id=answer.shares, lift=answer.lift)
     return None
+
+
+def tell(outgoing: Outgoing, outcome: Outcome) -> None:
+    """Tell the event of a new task that was accepted or not; copies of known tasks are none."""
+    task = outgoing.task
+    if task is None or task.hop or task.generation:
+        return
+    if isinstance(outcome, Accepted):
+        emit("task.submitted", tier=task.tier)
+    else:
+        emit("task.refused", tier=task.tier, reason=_why(outcome))
+
+
+def _why(outcome: Outcome) -> str:
+    if isinstance(outcome, Refused):
+        return outcome.reason
+    if isinstance(outcome, Unavailable):
+        return outcome.part
+    return type(outcome).__name__.lower()

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 
 from inference_routing.admission import RefusalReason
-from inference_tasks.broker.answers import settled_by
+from inference_tasks.broker.answers import settled_by, tell
 from inference_tasks.broker.embedded_link import EmbeddedLinkSettings
 from inference_tasks.broker.followers import Followers
 from inference_tasks.broker.kept import with_message
@@ -367,6 +367,7 @@ class Pipeline:
         if flight.stage is Stage.SETTLED:
             return
         flight.stage = Stage.SETTLED
+        tell(flight.outgoing, outcome)
         if flight.leads:
             self._followers.settled(flight, outcome)
         ticket = flight.ticket

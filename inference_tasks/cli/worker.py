@@ -18,9 +18,13 @@ from inference_tasks.broker.management import Management, ManagementError
 from inference_tasks.broker.topology import broker_version
 from inference_tasks.cli.exit import DEPLOYMENT, USAGE
 from inference_tasks.cli.invocation import Invocation, command_options
+from inference_tasks.cli.metrics_port import metrics_port_option
 from inference_tasks.errors import BrokerUnavailableError, DeploymentError, SettingsError
+from inference_tasks.observe.exporter import WorkerExporter
+from inference_tasks.observe.exposition import Address
 from inference_tasks.settings.tree import CONSUMER_TIMEOUT_SINCE
 from inference_tasks.worker.gpu import Gpu, Gpus, choose, discover, environment_for, has_initialised_cuda
+from inference_tasks.worker.heartbeat import own_version
 from inference_tasks.worker.pool_options import PoolRequest, check_pool, refuse_pool
 from inference_tasks.worker.supervisor import ChildPlan, Supervisor, die_with
 
@@ -44,6 +48,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 @click.option("--pool", metavar="prefork|threads|solo", help="How tasks run.  [worker.pool]")
 @click.option("--share", type=click.Choice(["time", "count"]), help="What the weights divide.  [worker.share]")
 @click.option("--hold-s", type=float, help="Longest wait of a message inside the worker.  [worker.hold_s]")
+@metrics_port_option(
+    "Serve metrics for Prometheus there. With several GPUs the first worker takes this port, each further one the next."
+)
 @click.option("--name", help="First part of the node name; gpu0 and the like by default.")
 @click.option(
     "-l",
@@ -77,6 +84,7 @@ def worker(
     pool: str | None,
     share: str | None,
     hold_s: float | None,
+    metrics_port: Address | None,
     name: str | None,
     loglevel: str,
     max_tasks_per_child: int | None,
@@ -102,7 +110,7 @@ def worker(
     gpus = discover(os.environ)
     chosen = choose(gpu, gpus, restricted=_VISIBLE in os.environ)
     if len(chosen) > 1 or (kill_after_s is not None and supervised_by is None):
-        click.get_current_context().exit(_supervise(chosen, name, kill_after_s))
+        click.get_current_context().exit(_supervise(chosen, name, kill_after_s, metrics_port))
     if supervised_by is not None:
         die_with(supervised_by)
     told = {
@@ -124,20 +132,30 @@ def worker(
     _check_told(inference, told)
     _prepare(invocation, inference, one, autoscale, max_tasks_per_child, max_memory_per_child)
     label = name or (one.label if one else "cpu")
+    if metrics_port is not None:
+        gpu_name = one.label if one else None
+        pool_name = inference.settings.worker.pool
+        exporter = WorkerExporter(metrics_port, gpu=gpu_name, pool=pool_name, version=own_version())
+        invocation.screen.tell(f"Metrics on http://{exporter.server.address}/metrics")
     click.get_current_context().exit(_run(inference, node_name(label), loglevel))
 
 
-def _supervise(chosen: tuple[Gpu, ...], name: str | None, kill_after_s: float | None) -> int:
+def _supervise(chosen: tuple[Gpu, ...], name: str | None, kill_after_s: float | None, metrics: Address | None) -> int:
     """Run this same command once for each GPU, or for the CPU; what is said last on a command line wins."""
     told = (sys.executable, *sys.orig_argv[1:])
     mine = ("--supervised-by", str(os.getpid()))
     plans = [
         ChildPlan(
             one.label,
-            (*told, "--gpu", one.token, *(("--name", f"{name}-{one.label}") if name else ()), *mine),
+            (
+                *(*told, "--gpu", one.token),
+                *(("--name", f"{name}-{one.label}") if name else ()),
+                *(("--metrics-port", str(metrics.after(place))) if metrics else ()),
+                *mine,
+            ),
             environment_for(one),
         )
-        for one in chosen
+        for place, one in enumerate(chosen)
     ] or [ChildPlan("cpu", (*told, *mine))]
     return Supervisor(plans, kill_after_s=kill_after_s, final_codes=frozenset({USAGE, DEPLOYMENT})).run()
 

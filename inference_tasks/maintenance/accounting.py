@@ -13,6 +13,7 @@ from inference_tasks.broker.messages import Accepted
 from inference_tasks.errors import BrokerUnavailableError
 from inference_tasks.maintenance.copies import Told, forwarded, told
 from inference_tasks.maintenance.pull import Pull, Taken
+from inference_tasks.observe.events import emit
 
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
@@ -76,6 +77,8 @@ class Dropped:
                 if not isinstance(outcome, Accepted):
                     raise BrokerUnavailableError(f"the dead letters did not take a copy: {outcome}")
         ended = self._inference.store.dropped(gone, DROPPED)
+        if ended:
+            emit("task.dropped", reason="drop-head", count=ended)
         self._pull.settle(done=taken)
         return ended
 
@@ -166,6 +169,8 @@ class Reconciliation:
         place = {name: key for key, name in self._inference.queue_by_lane.items()}[queue]
         gone = [(record.id, record.generation, record.hop) for record in records if (record.tier, record.lane) == place]
         ended = self._store.dropped(gone, GONE)
+        if ended:
+            emit("task.dropped", reason="gone", count=ended)
         for task_id, _, _ in gone:
             log.error("the message of task %s is not in %s any more", task_id, queue)
         return ended

@@ -38,6 +38,7 @@ from inference_tasks.errors import BrokerUnavailableError
 from inference_tasks.maintenance.copies import Told, promoted, told
 from inference_tasks.maintenance.graves import Graves
 from inference_tasks.maintenance.pull import Pull, Taken
+from inference_tasks.observe.events import emit
 from inference_tasks.state.records import Move, TaskRecord, Waiting
 from inference_tasks.state.switches import ALL_ON
 
@@ -279,6 +280,8 @@ class Sweep:
         self._note(queue, target, unmarked, now_s)
         batch.done += [message for message, _ in confirmed]
         self._swept.promoted += len(confirmed)
+        if confirmed:
+            emit("task.promoted", tier_from=rise.tier, tier_to=rise.above, count=len(confirmed))
         return len(confirmed) == len(copies)
 
     def _note(self, queue: str, target: str, unmarked: Sequence[str], now_s: float) -> None:

@@ -1,13 +1,14 @@
 """The catalogue of events: everything that a worker, a client or the maintenance worker tells of its work.
 
 Metrics, logs and tests subscribe to it. An event that nobody listens to costs the look at an empty tuple. Events stay
-in the process in which they happen: what goes on in a pool's processes is told by the worker's main process, as far as
-it sees it. No event carries an id, an argument or a result.
+in the process in which they happen, and a forked one begins without receivers: what goes on in a pool's processes is
+told by the worker's main process, as far as it sees it. No event carries an id, an argument or a result.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -147,3 +148,12 @@ def unsubscribe(receiver: Receiver) -> None:
     """Tell a receiver no more."""
     global _receivers
     _receivers = tuple(one for one in _receivers if one != receiver)
+
+
+def _forget_receivers() -> None:
+    global _receivers
+    _receivers = ()
+
+
+# What a forked process counts nobody would see, and a lock of a receiver may be held for ever in there.
+os.register_at_fork(after_in_child=_forget_receivers)

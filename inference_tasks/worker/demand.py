@@ -127,6 +127,7 @@ class Demand:
 
     def overdue(self, count: int) -> None:
         """Messages had to go back, having waited too long: half as many are held next."""
+        emit("task.returned", count=count)
         self._apart_s = max(self._apart_s, 2 * self.hold_s / max(1, count))
 
     # -- what is empty -------------------------------------------------------------------------------------------------

@@ -1,0 +1,170 @@
+"""Metrics over HTTP, in Prometheus' text format, without a package for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple, Self
+
+from inference_tasks.errors import DeploymentError
+from inference_tasks.observe.metrics import Family
+
+__all__ = ["Address", "MetricsServer", "parse_address", "text_of"]
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LOOPBACK = "127.0.0.1"
+#: A scraper that is slower than this to ask, or to take the answer, is let go.
+CLIENT_S = 10.0
+
+_servers: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0 takes any free one."""
+
+    host: str
+    port: int
+
+    def after(self, places: int) -> Address:
+        """Return the address so many ports further; any free port stays that."""
+        return Address(self.host, self.port + places if self.port else 0)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read ``PORT`` or ``HOST:PORT``; without a host it is the loopback address.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"expected PORT or HOST:PORT, such as 9108 or 0.0.0.0:9108, found {text!r}")
+    return Address(host.strip("[]") or LOOPBACK, int(port))
+
+
+def text_of(families: Iterable[Family]) -> str:
+    """Return metrics in the text format."""
+    lines: list[str] = []
+    for family in families:
+        metric = family.metric
+        lines.append(f"# HELP {metric.name} {_escaped(metric.help)}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        for ending, labels, number in family.samples:
+            told = ",".join(f'{label}="{_escaped(value, quoted=True)}"' for label, value in labels.items())
+            lines.append(
+                f"{metric.name}{ending}{{{told}}} {_number(number)}"
+                if told
+                else f"{metric.name}{ending} {_number(number)}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str, *, quoted: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quoted else text
+
+
+def _number(number: float) -> str:
+    return repr(int(number)) if number == int(number) and abs(number) < 2**53 else repr(float(number))
+
+
+class MetricsServer:
+    """Answers ``/metrics`` and ``/healthz`` from threads of its own until it is closed.
+
+    A process that is forked off does not keep the port.
+    """
+
+    def __init__(
+        self, address: Address, families: Callable[[], Iterable[Family]], health: Callable[[], str | None]
+    ) -> None:
+        """Take the port; nothing is answered before ``start``.
+
+        Args:
+            address: where to listen.
+            families: what ``/metrics`` tells.
+            health: what is wrong, None if nothing is.
+
+        Raises:
+            DeploymentError: the port cannot be had.
+        """
+        handler = type("Handler", (_Handler,), {"families": staticmethod(families), "health": staticmethod(health)})
+        try:
+            self._server = _Server(address, handler)
+        except OSError as exc:
+            raise DeploymentError(
+                f"Metrics cannot be served on {address}: {exc.strerror or exc}. Choose another --metrics-port."
+            ) from exc
+        self.address = Address(address.host, self._server.server_address[1])
+        _servers.add(self)
+
+    def start(self) -> Self:
+        """Begin to answer."""
+        threading.Thread(target=self._server.serve_forever, name="inference-metrics", daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def let_go(self) -> None:
+        """In a forked process: close the copy of the socket, leave the parent's alone."""
+        self._server.socket.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A port in use must be an error, but one that has just been left must not.
+    allow_reuse_address = True
+    allow_reuse_port = False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = CLIENT_S
+    families: Callable[[], Iterable[Family]]
+    health: Callable[[], str | None]
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                try:
+                    body = text_of(self.families())
+                except Exception:
+                    log.exception("metrics could not be told")
+                    self._answer(500, "metrics could not be told; the log says why\n", "text/plain")
+                    return
+                self._answer(200, body, CONTENT_TYPE)
+            case "/healthz":
+                wrong = self.health()
+                self._answer(503 if wrong else 200, f"{wrong or 'ok'}\n", "text/plain; charset=utf-8")
+            case _:
+                self._answer(404, "here are /metrics and /healthz\n", "text/plain; charset=utf-8")
+
+    def _answer(self, status: int, text: str, content_type: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: a line for each scrape tells nobody anything."""
+
+
+def _let_go_all() -> None:
+    for server in list(_servers):
+        server.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_all)
