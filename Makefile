@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench constraints servers clean
+.PHONY: help demo test check format bench constraints servers programs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -29,7 +29,7 @@ demo: $(VENV)/demo.stamp
 
 # Hundreds of processes are started, each of which would compile every module again.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/dev.stamp servers
+test: $(VENV)/dev.stamp servers programs
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 check: $(VENV)/dev.stamp
@@ -52,6 +52,10 @@ bench: $(VENV)/dev.stamp servers
 
 servers:
 	@.ci/install rabbitmq-server redis-server
+
+# What tests look at pages with.
+programs:
+	@.ci/install chromium
 
 constraints: $(VENV)/base.stamp
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -155,8 +156,9 @@ def published(inference: Inference, found: Sequence[tuple[Freed | Lift, str]], t
         Of each that was confirmed whether it is marked.
     """
     copies = []
+    now_s = time.time()
     for one, _ in found:
-        changes = {"hop": one.hop + 1, "lane": RETURNED, "tier": one.tier}
+        changes = {"hop": one.hop + 1, "lane": RETURNED, "tier": one.tier, "ready_at_s": now_s}
         queue = inference.queue_by_lane[one.tier, RETURNED]
         copies.append(copy_of_kept(one.message, changes, exchange=inference.settings.namespace, routing_key=queue))
     outcomes = inference.publisher.send_many(copies, timeout_s)

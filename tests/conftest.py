@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.browser import Browser
 from tests.support.history import History
 from tests.support.isolation import process_as_it_was
 from tests.support.proxy import FaultProxy
@@ -23,7 +24,7 @@ pytest_plugins = ["tests.support.celery_nodes", "tests.support.scheduling"]
 
 TESTS = Path(__file__).parent
 KINDS = frozenset({"unit", "properties", "contract", "seam", "integration", "acceptance", "architecture", "examples"})
-NodeT = TypeVar("NodeT", bound=Node)
+ProgramT = TypeVar("ProgramT", bound=Node | Browser)
 
 # A shared machine stalls now and then: a slow example is no failure of a property.
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -136,6 +137,13 @@ def redis_url(redis_node: RedisNode) -> str:
 
 
 @pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A Chromium without a window, with one empty tab."""
+    with _installed(lambda: Browser(tmp_path)) as browser:
+        yield browser
+
+
+@pytest.fixture
 def rabbitmq_proxy(rabbitmq: RabbitMQNode) -> Iterator[FaultProxy]:
     """A breakable line to the shared RabbitMQ node."""
     with FaultProxy(rabbitmq.port) as proxy:
@@ -155,10 +163,10 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path / "history.jsonl")
 
 
-def _installed(node: Callable[[], NodeT]) -> NodeT:
-    """Make a node; where its program is missing, skip at a desk and fail in CI."""
+def _installed(make: Callable[[], ProgramT]) -> ProgramT:
+    """Make a node, or a browser; where its program is missing, skip at a desk and fail in CI."""
     try:
-        return node()
+        return make()
     except MissingServerError as missing:
         if os.environ.get("CI"):
             pytest.fail(str(missing))

@@ -5,6 +5,7 @@ from inference_tasks.settings.reading import CONFIG_VARIABLE, find_file, load_se
 from inference_tasks.settings.sections import (
     AgingSettings,
     BrokerSettings,
+    FlowerSettings,
     GatewaySettings,
     MaintenanceSettings,
     RetrySettings,
@@ -20,6 +21,7 @@ __all__ = [
     "CONFIG_VARIABLE",
     "AgingSettings",
     "BrokerSettings",
+    "FlowerSettings",
     "GatewaySettings",
     "MaintenanceSettings",
     "RetrySettings",

@@ -186,7 +186,16 @@ def _value(known: Known, raw: object) -> object:
         if known.path == "default_tier":
             return _tier(raw)
         return raw
+    if bool in options:
+        return _truth(raw)
     return _number(known, raw, whole=float not in options)
+
+
+def _truth(raw: object) -> bool:
+    found = raw if isinstance(raw, bool) else {"true": True, "false": False}.get(str(raw).strip().lower())
+    if found is None:
+        raise ValueError(f"expected true or false, found {raw!r}.")
+    return found
 
 
 def _alternatives(annotation: object) -> tuple[object, ...]:

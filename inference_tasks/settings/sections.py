@@ -15,6 +15,7 @@ from inference_routing.tier import Overflow
 __all__ = [
     "AgingSettings",
     "BrokerSettings",
+    "FlowerSettings",
     "GatewaySettings",
     "MaintenanceSettings",
     "RetrySettings",
@@ -365,6 +366,17 @@ class GatewaySettings:
         "between client and gateway give up first.",
         above=0,
         maximum=3600,
+    )
+
+
+@dataclass(frozen=True)
+class FlowerSettings:
+    """Flower, as `inference-tasks flower` and config/flowerconfig.py start it."""
+
+    show_arguments: bool = setting(
+        False,
+        "Whether Flower shows arguments and results of tasks. false, because prompts are private and everybody who may "
+        "see Flower would read them. The text of errors is shown in any case.",
     )
 
 

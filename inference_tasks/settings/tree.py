@@ -15,6 +15,7 @@ from inference_routing.topology import Topology, build_topology
 from inference_tasks.settings.sections import (
     AgingSettings,
     BrokerSettings,
+    FlowerSettings,
     GatewaySettings,
     MaintenanceSettings,
     RetrySettings,
@@ -50,6 +51,7 @@ class Settings:
     aging: AgingSettings = field(default=AgingSettings())
     maintenance: MaintenanceSettings = field(default=MaintenanceSettings())
     gateway: GatewaySettings = field(default=GatewaySettings())
+    flower: FlowerSettings = field(default=FlowerSettings())
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from inference_tasks.state.records import Claimant
 if TYPE_CHECKING:
     from inference_routing.lane import QueueKey
 
-__all__ = ["Delivery", "Intake", "Unfit", "read"]
+__all__ = ["Delivery", "Intake", "Unfit", "read", "ready_at_s"]
 
 HEADER = "inference"
 MAX_ID_LENGTH = 255
@@ -140,6 +140,19 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
         eta_s=_eta_s(message),
         tenant=_tenant(ours.get("tenant")),
     )
+
+
+def ready_at_s(headers: Mapping[str, object]) -> float | None:
+    """Return since when a message could be started: when it got into its queue, or was due, or was submitted."""
+    ours = headers.get(HEADER)
+    ours = ours if isinstance(ours, Mapping) else {}
+    if (moved_s := _seconds(ours.get("ready_at_s"))) is not None:
+        return moved_s
+    try:
+        due = maybe_iso8601(headers.get("inference_due") or headers.get("eta"))  # type: ignore[arg-type]  # headers hold anything
+    except (AttributeError, TypeError, ValueError):
+        due = None
+    return due.timestamp() if due is not None else _seconds(ours.get("submitted_at_s"))
 
 
 def _payload_problem(payload: object) -> str | None:

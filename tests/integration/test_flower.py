@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import re
-import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -18,10 +18,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.support import fake_gpu
+from tests.support.browser import Browser
 from tests.support.processes import LoggedProcess, WorkerProcess
 from tests.support.servers import LOOPBACK, RabbitMQNode, free_ports
 
 pytest.importorskip("flower")
+
+from inference_tasks.observe.flower_pages import HIDDEN
 
 CONFIG = Path(__file__).parents[2] / "config" / "flowerconfig.py"
 USER = "somebody:secret"
@@ -40,6 +44,10 @@ def classify(number: int) -> int:
 @app.inference(tier="batch")
 def embed(number: int) -> int:
     return number
+
+@app.inference(tier="batch")
+def greet(prompt: str) -> str:
+    return f"Hello, {prompt}"
 
 @app.inference(tier="offline")
 def wait_for(file: str) -> None:
@@ -64,6 +72,18 @@ from vision import embed
 embed.delay(6)
 """
 
+PRIVATE = """
+import sys
+from vision import greet
+
+print(greet.submit(sys.argv[1]).id)
+"""
+
+ORDERED = "&".join(
+    f"{name.replace('[', '%5B').replace(']', '%5D')}={value}"
+    for name, value in (("order[0][column]", 0), ("order[0][dir]", "asc"), ("columns[0][data]", "tier"))
+)
+
 T = TypeVar("T")
 
 
@@ -77,15 +97,20 @@ def seen(look: Callable[[], T], expected: Callable[[T], bool], timeout_s: float 
         time.sleep(0.1)
 
 
+BY_CELERY = ("celery", "-A", "vision:app", "flower", f"--conf={CONFIG}")
+BY_COMMAND = ("inference_tasks.cli", "flower", "-A", "vision:app")
+
+
 class Flower:
     """A Flower process and the requests that a browser or a script sends it."""
 
-    def __init__(self, directory: Path, env: Mapping[str, str], *options: str) -> None:
+    def __init__(
+        self, directory: Path, env: Mapping[str, str], *options: str, start: tuple[str, ...] = BY_CELERY
+    ) -> None:
         (self.port,) = free_ports(1)
         path = os.pathsep.join([str(directory), *(entry for entry in sys.path if entry)])
         self.env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **env}
-        head = (sys.executable, "-m", "celery", "-A", "vision:app", "flower")
-        argv = (*head, f"--conf={CONFIG}", f"--port={self.port}", *options)
+        argv = (sys.executable, "-m", *start, f"--port={self.port}", *options)
         self.process = LoggedProcess(argv, log=directory / "flower.log", env=self.env, directory=directory)
 
     def get(self, path: str, user: str | None = USER) -> tuple[int, str]:
@@ -138,21 +163,29 @@ def env(amqp_url: str, redis_url: str, namespace: str, rabbitmq: RabbitMQNode) -
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in (("vision.py", APP), ("calls.py", CALLS), ("later.py", LATER)):
+    fake_gpu.install(tmp_path)
+    for name, text in (("vision.py", APP), ("calls.py", CALLS), ("later.py", LATER), ("private.py", PRIVATE)):
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
 @pytest.fixture
 def worker(folder: Path, env: Mapping[str, str]) -> Iterator[WorkerProcess]:
-    options = ("-A", "vision", "--gpu", "none", "--pool", "threads", "--slots", "1")
+    options = ("-A", "vision", "--gpu", "0", "--pool", "threads", "--slots", "1")
     with WorkerProcess.command(*options, directory=folder, env=env) as worker:
         yield worker
 
 
-@pytest.fixture
-def flower(folder: Path, env: Mapping[str, str], worker: WorkerProcess) -> Iterator[Flower]:
-    flower = Flower(folder, {**env, "FLOWER_BASIC_AUTH": USER})
+@pytest.fixture(params=["celery", "command"])
+def flower(
+    folder: Path, env: Mapping[str, str], worker: WorkerProcess, request: pytest.FixtureRequest
+) -> Iterator[Flower]:
+    """Started in both ways; by the command with arguments shown, by Celery as it comes."""
+    if request.param == "celery":
+        flower = Flower(folder, {**env, "FLOWER_BASIC_AUTH": USER})
+    else:
+        variables = {"FLOWER_BASIC_AUTH": USER, "INFERENCE_FLOWER__SHOW_ARGUMENTS": "true"}
+        flower = Flower(folder, {**env, **variables}, start=BY_COMMAND)
     with flower.process as process:
         process.wait_for("Connected to", timeout_s=60)
         # A heartbeat has come: events are listened to from here on.
@@ -164,6 +197,7 @@ def run(folder: Path, flower: Flower, *argv: str) -> None:
     subprocess.run([sys.executable, *argv], cwd=folder, env=flower.env, check=True, timeout=60)
 
 
+@pytest.mark.parametrize("flower", ["command"], indirect=True)
 def test_workers_tasks_with_their_tier_and_the_queues_are_shown(folder: Path, flower: Flower) -> None:
     release = folder / "release"
     run(folder, flower, "calls.py", str(release))
@@ -177,47 +211,120 @@ def test_workers_tasks_with_their_tier_and_the_queues_are_shown(folder: Path, fl
     tasks = seen(flower.tasks, are_done)
     assert {args: tasks[args]["tier"] for args in tiers} == tiers
     assert {task["lane"] for task in tasks.values()} == {"fresh"}
+    assert {task["gpu"] for task in tasks.values()} == {"gpu0"}
+    assert all(0 <= task["wait"] < 90 for task in tasks.values())
 
     # The only slot is taken now: what comes next waits, and its tier is known all the same.
     run(folder, flower, "later.py")
     waiting = seen(flower.tasks, lambda tasks: "(6,)" in tasks)["(6,)"]
-    assert (waiting["state"], waiting["tier"]) == ("PENDING", "batch")
+    assert (waiting["state"], waiting["tier"], waiting["wait"]) == ("PENDING", "batch", None)
     queues = seen(flower.queues, lambda queues: queues.get("inference.batch") == "1")
     assert queues["inference.batch"] == "1"
-    assert {"inference.realtime", "inference.batch", "inference.offline"} <= queues.keys()
+    assert {"inference.realtime", "inference.batch", "inference.offline", "inference.dead"} <= queues.keys()
 
     (name,) = flower.json("/api/workers?refresh=1")
-    assert name.startswith("cpu-")
+    assert name.startswith("gpu0-")
     _, page = flower.get("/tasks")
     assert re.search(r'<th data-column="tier">\s*Tier', page)
-    table = "/tasks/datatable?draw=1&start=0&length=100&order[0][column]=0&order[0][dir]=asc&columns[0][data]=tier"
-    rows = flower.json(table.replace("[", "%5B").replace("]", "%5D"))["data"]
+    rows = flower.json(f"/tasks/datatable?draw=1&start=0&length=100&{ORDERED}")["data"]
     shown = [row["tier"] for row in rows]
     assert shown == sorted(shown)
     assert set(shown) == {"realtime", "batch", "offline"}
     detail = flower.get(f"/task/{waiting['uuid']}")[1]
     assert re.search(r"(?i)tier", detail)
     assert "batch" in detail
-    _in_a_browser(folder, flower)
 
     release.touch()
-    assert seen(flower.tasks, lambda tasks: tasks["(6,)"]["state"] == "SUCCESS")["(6,)"]["tier"] == "batch"
+    ended = seen(flower.tasks, lambda tasks: tasks["(6,)"]["state"] == "SUCCESS")["(6,)"]
+    assert (ended["tier"], ended["result"]) == ("batch", "6")
+    # It could have been started when it was sent, and was when the slot was free.
+    assert ended["wait"] == pytest.approx(ended["started"] - ended["sent"], abs=0.5)
 
 
-def _in_a_browser(folder: Path, flower: Flower) -> None:
-    """The table is filled by a script; where there is a browser, see that the tier arrives in it."""
-    browser = shutil.which("chromium")
-    if browser is None:
-        return
-    quiet = ("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync")
-    head = (browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *quiet)
-    argv = (*head, f"--user-data-dir={folder / 'browser'}", "--virtual-time-budget=5000", "--dump-dom")
-    page = f"http://{USER}@{LOOPBACK}:{flower.port}/tasks"
-    dom = subprocess.run([*argv, page], capture_output=True, text=True, timeout=60, check=True).stdout
-    cells = re.findall(r"<td[^>]*>([^<]*)</td>", dom)
-    assert {"realtime", "batch", "offline"} <= set(cells)
+@pytest.mark.parametrize("flower", ["celery"], indirect=True)
+def test_a_browser_shows_tiers_waits_and_gpus_and_nothing_private(
+    folder: Path, flower: Flower, browser: Browser
+) -> None:
+    secret, release = "the secret prompt", folder / "release"
+    run(folder, flower, "calls.py", str(release))
+    wait_states(flower, SUCCESS=5, STARTED=1)
+    run(folder, flower, "private.py", secret)
+    (waiting,) = wait_states(flower, SUCCESS=5, STARTED=1, PENDING=1)["PENDING"]
+    release.touch()
+    wait_states(flower, SUCCESS=7)
+
+    authorization = "Basic " + base64.b64encode(USER.encode()).decode()
+    browser.call("Network.enable")
+    browser.call("Network.setExtraHTTPHeaders", headers={"Authorization": authorization})
+    browser.screen(1600, 640)
+    browser.open(f"http://{LOOPBACK}:{flower.port}/tasks")
+    browser.until("document.querySelectorAll('#tasks-table tbody tr').length === 7")
+    rows = browser.value(
+        "[...document.querySelectorAll('#tasks-table tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    headings = browser.value("[...document.querySelectorAll('th[data-column]')].map((one) => one.dataset.column)")
+    shown = [dict(zip(headings, row, strict=False)) for row in rows]
+    assert {one["tier"] for one in shown} == {"realtime", "batch", "offline"}
+    assert {one["gpu"] for one in shown} == {"gpu0"}
+    assert all(float(one["wait"]) >= 0 for one in shown)
+    browser.keep("flower-tasks")
+
+    # The management API counts a new queue's messages some seconds later.
+    assert seen(flower.queues, lambda queues: queues.get("inference.dead") == "0")["inference.dead"] == "0"
+    private = [browser.value("document.documentElement.outerHTML")]
+    for path, name in ((f"/task/{waiting}", "flower-task"), ("/broker", "flower-broker")):
+        browser.open(f"http://{LOOPBACK}:{flower.port}{path}")
+        browser.until(f"location.pathname === '{path}' && document.readyState === 'complete'")
+        private.append(browser.value("document.documentElement.outerHTML"))
+        browser.keep(name)
+    assert HIDDEN in private[1]
+    assert "inference.dead" in private[2]
+    (worker,) = flower.json("/api/workers")
+    found = f"/tasks/datatable?draw=1&start=0&length=100&search%5Bvalue%5D=secret&{ORDERED}"
+    assert flower.json(found)["recordsFiltered"] == 0
+    api = ("/api/tasks", f"/api/task/info/{waiting}", f"/api/task/result/{waiting}", "/metrics", f"/worker/{worker}")
+    private += [flower.get(path)[1] for path in (*api, f"/api/workers?refresh=1&workername={worker}")]
+    assert flower.json(f"/api/task/result/{waiting}") == {"task-id": waiting, "state": "SUCCESS", "result": HIDDEN}
+    assert not [text for text in private if secret in text or str(release) in text]
+    assert browser.complaints == []
 
 
+def wait_states(flower: Flower, **wanted: int) -> dict[str, list[str]]:
+    """Wait until the API knows so many tasks in these states and no other, and return {state: ids}."""
+
+    def by_state() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for task in flower.json("/api/tasks").values():
+            found.setdefault(task["state"], []).append(task["uuid"])
+        return found
+
+    def counts(found: Mapping[str, list[str]]) -> dict[str, int]:
+        return {state: len(ids) for state, ids in found.items()}
+
+    states = seen(by_state, lambda found: counts(found) == wanted)
+    assert counts(states) == wanted
+    return states
+
+
+@pytest.mark.parametrize("flower", ["celery"], indirect=True)
+def test_the_arguments_of_what_runs_are_hidden_on_the_page_of_its_worker(folder: Path, flower: Flower) -> None:
+    release = folder / "release"
+    run(folder, flower, "calls.py", str(release))
+    (worker,) = flower.json("/api/workers?refresh=1")
+
+    def active() -> list[dict[str, Any]]:
+        known = flower.json(f"/api/workers?refresh=1&workername={worker}")[worker]
+        return list(known.get("active", ()))
+
+    (running,) = seen(active, lambda tasks: len(tasks) == 1)
+    assert (running["name"], running["args"], running["kwargs"]) == ("vision.wait_for", HIDDEN, HIDDEN)
+    page = flower.get(f"/worker/{worker}")[1]
+    assert "vision.wait_for" in page
+    assert str(release) not in page
+    release.touch()
+
+
+@pytest.mark.parametrize("flower", ["command"], indirect=True)
 def test_nothing_is_shown_without_the_password(flower: Flower) -> None:
     assert [flower.get(path, user=None)[0] for path in ("/workers", "/tasks", "/broker", "/api/tasks")] == [401] * 4
     assert flower.get("/tasks", user="somebody:else")[0] == 401
@@ -255,5 +362,35 @@ print(options.address, options.max_tasks, options.tasks_columns, options.read_on
     flower = Flower(folder, {**env, "FLOWER_MAX_TASKS": "7", "FLOWER_BROKER_API": "http://127.0.0.1:1/api/"})
     argv = [sys.executable, "options.py", f"--conf={CONFIG}", "--address=::1", "--read_only=false"]
     shown = subprocess.run(argv, cwd=folder, env=flower.env, capture_output=True, text=True, check=True, timeout=60)
-    columns = "name,uuid,state,tier,received,runtime,worker"
+    columns = "name,uuid,state,tier,lane,wait,gpu,received,runtime,worker"
     assert shown.stdout.split() == ["::1", "7", columns, "False", "http://127.0.0.1:1/api/"]
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://guest:wrong@{host}"])
+def test_the_command_says_why_the_broker_tab_would_be_empty(
+    folder: Path, env: Mapping[str, str], rabbitmq: RabbitMQNode, address: str
+) -> None:
+    wrong = address.format(host=rabbitmq.management_url.rpartition("@")[2])
+    flower = Flower(folder, {**env, "INFERENCE_BROKER__MANAGEMENT_URL": wrong}, start=BY_COMMAND)
+    with flower.process as process:
+        assert process.wait(60) == 7
+        assert "Flower's Broker tab would be empty" in process.log
+        assert "--no-broker-tab" in process.log
+        assert "wrong" not in process.log
+        assert "Traceback" not in process.log
+
+
+def test_the_command_starts_without_the_management_api_if_told_to(folder: Path, env: Mapping[str, str]) -> None:
+    variables = {**env, "INFERENCE_BROKER__MANAGEMENT_URL": "http://127.0.0.1:1", "FLOWER_BASIC_AUTH": USER}
+    flower = Flower(folder, variables, "--no-broker-tab", start=BY_COMMAND)
+    with flower.process as process:
+        process.wait_for("Connected to", timeout_s=60)
+        assert flower.get("/tasks")[0] == 200
+        assert process.terminate(30) == 0
+    taken = Flower(folder, {**env, "FLOWER_BASIC_AUTH": USER}, start=BY_COMMAND)
+    with socket.socket() as line:
+        line.bind((LOOPBACK, taken.port))
+        line.listen()
+        with taken.process as process:
+            assert process.wait(60) == 7
+            assert "Flower cannot listen there" in process.log

@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
 from inference_tasks.gateway.keys import new_key
-from tests.support.browser import CHROMIUM, Browser
+from tests.support.browser import Browser
 from tests.support.gateway import GatewayProcess, problem, rig_of, submit
 from tests.support.servers import RabbitMQNode, RedisNode
 
@@ -89,49 +88,47 @@ def test_the_page_needs_no_key_loads_nothing_from_elsewhere_and_runs_only_its_ow
     assert "/" not in stage.http.get("/openapi.json").json()["paths"]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_a_browser_asks_for_a_key_and_shows_live_what_happens(stage: Stage, tmp_path: Path) -> None:
-    with Browser(tmp_path) as browser:
-        browser.screen(1100, 800)
-        browser.open(f"{stage.gateway.url}/")
-        browser.until("document.querySelector('#ask') && !document.querySelector('#ask').hidden")
-        assert browser.value("document.querySelector('#shown').hidden")
+def test_a_browser_asks_for_a_key_and_shows_live_what_happens(stage: Stage, browser: Browser) -> None:
+    browser.screen(1100, 800)
+    browser.open(f"{stage.gateway.url}/")
+    browser.until("document.querySelector('#ask') && !document.querySelector('#ask').hidden")
+    assert browser.value("document.querySelector('#shown').hidden")
 
-        enter(browser, "itk_wrong")
-        browser.until("document.querySelector('#live').textContent === 'this key is not known'")
-        # The browser itself notes both answers of 401.
-        assert [one for one in browser.complaints if "401" not in one] == []
-        browser.complaints.clear()
+    enter(browser, "itk_wrong")
+    browser.until("document.querySelector('#live').textContent === 'this key is not known'")
+    # The browser itself notes both answers of 401.
+    assert [one for one in browser.complaints if "401" not in one] == []
+    browser.complaints.clear()
 
-        enter(browser, stage.key)
-        browser.until("document.querySelector('#live').textContent === 'live'")
-        assert browser.value("[...document.querySelectorAll('.tier h3')].map((one) => one.textContent)") == [
-            "realtime",
-            "batch",
-            "offline",
-        ]
-        assert stage.key not in browser.value("location.href + document.documentElement.outerHTML")
-        assert browser.value("localStorage.length + document.cookie.length") == 0
+    enter(browser, stage.key)
+    browser.until("document.querySelector('#live').textContent === 'live'")
+    assert browser.value("[...document.querySelectorAll('.tier h3')].map((one) => one.textContent)") == [
+        "realtime",
+        "batch",
+        "offline",
+    ]
+    assert stage.key not in browser.value("location.href + document.documentElement.outerHTML")
+    assert browser.value("localStorage.length + document.cookie.length") == 0
 
-        # Live: nothing is done in the page any more.
-        found = submit(stage.http, "add.realtime", 1, 2).json()["id"]
-        row = f"document.querySelector('td[title=\"{found}\"]')"
-        browser.until(f"{row} && {row}.parentNode.textContent.includes('success')")
-        for _ in range(OFFLINE_BOUND - 1):
-            submit(stage.http, "step.offline")
-        waiting = "document.querySelector('.tier.offline dd').textContent"
-        browser.until(f"{waiting} === '{OFFLINE_BOUND - 1} of {OFFLINE_BOUND}'")
+    # Live: nothing is done in the page any more.
+    found = submit(stage.http, "add.realtime", 1, 2).json()["id"]
+    row = f"document.querySelector('td[title=\"{found}\"]')"
+    browser.until(f"{row} && {row}.parentNode.textContent.includes('success')")
+    for _ in range(OFFLINE_BOUND - 1):
+        submit(stage.http, "step.offline")
+    waiting = "document.querySelector('.tier.offline dd').textContent"
+    browser.until(f"{waiting} === '{OFFLINE_BOUND - 1} of {OFFLINE_BOUND}'")
 
-        colour = "getComputedStyle(document.body).backgroundColor"
-        light = browser.value(colour)
-        browser.screen(375, 800, scheme="dark")
-        assert browser.value(colour) != light
-        assert browser.value("document.documentElement.scrollWidth") <= 375
-        assert browser.screenshot().startswith(b"\x89PNG")
-        assert browser.complaints == []
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = browser.value(colour)
+    browser.screen(375, 800, scheme="dark")
+    assert browser.value(colour) != light
+    assert browser.value("document.documentElement.scrollWidth") <= 375
+    assert browser.screenshot().startswith(b"\x89PNG")
+    assert browser.complaints == []
 
-        browser.value("document.querySelector('#forget').click()")
-        browser.until("!document.querySelector('#ask').hidden && sessionStorage.length === 0")
+    browser.value("document.querySelector('#forget').click()")
+    browser.until("!document.querySelector('#ask').hidden && sessionStorage.length === 0")
 
 
 def enter(browser: Browser, key: str) -> None:
@@ -141,17 +138,15 @@ def enter(browser: Browser, key: str) -> None:
     browser.value("document.querySelector('#ask button').click()")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_the_page_says_when_the_gateway_is_away_and_comes_back_by_itself(stage: Stage, tmp_path: Path) -> None:
-    with Browser(tmp_path) as browser:
-        browser.screen(1100, 800)
-        browser.open(f"{stage.gateway.url}/")
-        browser.until("document.querySelector('#ask') && !document.querySelector('#ask').hidden")
-        enter(browser, stage.key)
-        browser.until("document.querySelector('#live').textContent === 'live'")
-        browser.call("Network.enable")
-        offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-        browser.call("Network.emulateNetworkConditions", **offline)
-        browser.until("document.querySelector('#live').textContent === 'the gateway does not answer'")
-        browser.call("Network.emulateNetworkConditions", **{**offline, "offline": False})
-        browser.until("document.querySelector('#live').textContent === 'live'")
+def test_the_page_says_when_the_gateway_is_away_and_comes_back_by_itself(stage: Stage, browser: Browser) -> None:
+    browser.screen(1100, 800)
+    browser.open(f"{stage.gateway.url}/")
+    browser.until("document.querySelector('#ask') && !document.querySelector('#ask').hidden")
+    enter(browser, stage.key)
+    browser.until("document.querySelector('#live').textContent === 'live'")
+    browser.call("Network.enable")
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.call("Network.emulateNetworkConditions", **offline)
+    browser.until("document.querySelector('#live').textContent === 'the gateway does not answer'")
+    browser.call("Network.emulateNetworkConditions", **{**offline, "offline": False})
+    browser.until("document.querySelector('#live').textContent === 'live'")

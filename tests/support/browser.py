@@ -13,9 +13,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.processes import LoggedProcess, environment, program
+from tests.support.servers import MissingServerError
 
 CHROMIUM = program("chromium") or program("chromium-browser") or program("google-chrome")
 PATIENCE_S = 60.0
+SCREENSHOTS_VARIABLE = "INFERENCE_TEST_SCREENSHOTS"
+"""Names a folder in which tests leave pictures of the pages that they have looked at, for the documents."""
+
 _FLAGS = (
     "--headless",
     "--no-sandbox",  # tests may run as root, and open pages of their own only
@@ -39,7 +43,8 @@ class Browser:
     """
 
     def __init__(self, directory: Path) -> None:
-        assert CHROMIUM is not None, "no Chromium is installed"
+        if CHROMIUM is None:
+            raise MissingServerError("chromium")
         self._to, self._from = os.pipe(), os.pipe()
         theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD, _LOWEST_FREE) for fd in (self._to[0], self._from[1])]
         for fd in theirs:
@@ -121,6 +126,13 @@ class Browser:
     def screenshot(self) -> bytes:
         """The page as a PNG file."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    def keep(self, name: str) -> bytes:
+        """Take a screenshot, and leave it where the documents' pictures are made."""
+        picture = self.screenshot()
+        if folder := os.environ.get(SCREENSHOTS_VARIABLE):
+            Path(folder, f"{name}.png").write_bytes(picture)
+        return picture
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:

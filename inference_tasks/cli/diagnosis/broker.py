@@ -20,7 +20,7 @@ from inference_tasks.errors import InferenceError
 from inference_tasks.settings import Settings, masked
 from inference_tasks.settings.tree import CONSUMER_TIMEOUT_MARGIN_S, CONSUMER_TIMEOUT_SINCE
 
-__all__ = ["examine_broker", "examine_version", "is_loopback"]
+__all__ = ["examine_broker", "examine_version", "is_loopback", "vhost_of"]
 
 OLDEST = (3, 10)
 #: From and below: a message that dead-letters after a rejection is taken for one that goes in circles.
@@ -44,7 +44,7 @@ def examine_broker(inference: Inference) -> Iterator[Finding]:
         return
     yield from examine_version(version, where or "")
     yield from _rights(url, settings)
-    management = Management(settings.management_url, _vhost(url)) if settings.management_url else None
+    management = Management(settings.management_url, vhost_of(url)) if settings.management_url else None
     yield from _management(management)
     yield from _consumer_timeout(inference, version, management)
     yield from _message_size(settings, version)
@@ -75,7 +75,8 @@ def is_loopback(host: str | None) -> bool:
     return False
 
 
-def _vhost(url: str) -> str:
+def vhost_of(url: str) -> str:
+    """Return the virtual host that a broker's address names."""
     return unquote(urlsplit(url.partition(";")[0]).path[1:]) or "/"
 
 
@@ -119,7 +120,7 @@ def _rights(url: str, settings: Settings) -> Iterator[Finding]:
         yield error(
             "broker: rights",
             f"the user may not {', '.join(dict.fromkeys(missing))} {settings.namespace}.*",
-            f"rabbitmqctl set_permissions -p {_vhost(url)} USER '{pattern}' '{pattern}' '{pattern}'",
+            f"rabbitmqctl set_permissions -p {vhost_of(url)} USER '{pattern}' '{pattern}' '{pattern}'",
         )
     else:
         yield fine("broker: rights", "configure, write and read")

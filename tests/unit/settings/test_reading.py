@@ -63,6 +63,13 @@ def test_durations_may_carry_a_unit(written: object, seconds: float) -> None:
     assert load_settings({"state.finished_ttl_s": written}).state.finished_ttl_s == seconds
 
 
+@pytest.mark.parametrize("written", [True, "true", "TRUE"])
+def test_what_is_true_or_false_may_be_written_as_text(written: object) -> None:
+    assert load_settings({"flower.show_arguments": written}).flower.show_arguments is True
+    with pytest.raises(SettingsError, match="expected true or false, found 'perhaps'"):
+        load_settings({"flower.show_arguments": "perhaps"})
+
+
 def test_sizes_may_carry_a_unit() -> None:
     assert load_settings({"broker.max_body_bytes": "2MiB"}).broker.max_body_bytes == 2 * 1024 * 1024
 
