@@ -6,7 +6,7 @@ through delay queues, promotions, lifts, retries and replays. Three spans for a 
 messaging:
 
 * ``send QUEUE`` (PRODUCER), a child of the span that submits: until the broker has confirmed. One for a batch.
-* ``wait QUEUE`` (INTERNAL), a child of it: from the submit, or from when a parked message was due, until the run.
+* ``wait QUEUE`` (INTERNAL), a child of it: until the run, from when it came into that queue or, parked, was due.
 * ``process QUEUE`` (CONSUMER), a child of ``send`` too: the run; each attempt has one. Current while the task runs.
 
 Not beside ``opentelemetry-instrumentation-celery``, which would make spans of its own for the same messages. A run that
@@ -15,12 +15,10 @@ is killed with its process leaves no span; the next attempt says that it is the 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
@@ -35,13 +33,12 @@ from inference_tasks.broker.kept import as_kept
 from inference_tasks.broker.messages import Accepted, Outcome, Outgoing, Refused
 from inference_tasks.broker.publisher import Publisher
 from inference_tasks.routes import HEADER
+from inference_tasks.worker.intake import ready_at_s
 
 if TYPE_CHECKING:
     from contextvars import Token
 
 __all__ = ["incoming", "stop_tracing", "trace_tasks"]
-
-log = logging.getLogger(__name__)
 
 #: How long a process of the pool may take, at its end, to hand over its last spans.
 FLUSH_MS = 2000
@@ -134,7 +131,8 @@ class _Tracing:
         if (lane := task.app.amqp.door.lane_of(key)) is not None:
             about[f"{_OURS}.tier"], about[f"{_OURS}.lane"] = lane
         parent = propagate.extract(headers)
-        ready_ns = min(now_ns, _ready_ns(ours, headers) or now_ns)
+        since_s = ready_at_s(headers)
+        ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
         waited = self._tracer.start_span(
             f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns, record_exception=False
         )
@@ -276,19 +274,6 @@ def _of_header(ours: Mapping[str, object]) -> dict[str, Any]:
         ("hop", "hop"),
     )
     return {f"{_OURS}.{name}": ours[key] for name, key in names if isinstance(ours.get(key), str | int)}
-
-
-def _ready_ns(ours: Mapping[str, object], headers: Mapping[str, object]) -> int | None:
-    """Since when the task could have run, by the clock of its sender: from its submit, or from when it was due."""
-    moments = []
-    if isinstance(submitted_at_s := ours.get("submitted_at_s"), int | float):
-        moments.append(float(submitted_at_s))
-    if isinstance(eta := headers.get("eta"), str):
-        try:
-            moments.append(datetime.fromisoformat(eta).timestamp())
-        except ValueError:
-            log.debug("no moment: %.80r", eta)
-    return int(max(moments) * 1e9) if moments else None
 
 
 def _set_error(span: Span, kind: str, text: str | None = None) -> None:

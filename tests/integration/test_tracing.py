@@ -129,8 +129,9 @@ def test_each_attempt_has_a_span_and_a_replay_goes_on_with_the_trace(
     assert runs[0]["events"] == ["retry"]
     # What a user's input may be part of stays out.
     assert all(span["error"] == "" and "exception" not in span["events"] for span in runs)
-    # The wait of a parked task begins when it was due, not at its submit.
-    assert waits[1]["start_ns"] > runs[0]["end_ns"]
+    # The wait of a parked task begins when it was due, of a replayed one with the replay: not at the submit.
+    for wait, earlier in zip(waits[1:], runs, strict=False):
+        assert wait["start_ns"] > earlier["end_ns"]
     assert handle.status().state == "failed"
 
 
