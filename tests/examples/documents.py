@@ -84,3 +84,16 @@ def _problem_of_ours(words: list[str]) -> str | None:
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     unknown = [word for word in words if word.startswith("-") and word.partition("=")[0] not in options]
     return f"no option {unknown[0]} of {command.name}" if unknown else None
+
+
+def parsed(words: list[str]) -> dict[str, object]:
+    """What one of our commands makes of its arguments, by the names of its parameters.
+
+    Raises:
+        click.UsageError: It does not take them.
+    """
+    assert words[0] == "inference-tasks", words
+    context = click.Context(main, info_name="inference-tasks")
+    command = main.get_command(context, words[1])
+    assert command is not None, words
+    return command.make_context(words[1], words[2:], parent=context).params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from inference_tasks.broker.embedded_server import EmbeddedServer
+from tests.support.brokers import until
 from tests.support.processes import LoggedProcess
 from tests.support.servers import free_ports
 
@@ -122,3 +124,48 @@ def test_a_wrong_app_or_setting_ends_it_at_once(folder: Path, env: Mapping[str, 
         assert "-A vision:app" in stack.log
     with dev("-A", "shop", folder=folder, env={**env, "INFERENCE_WORKER__SLOTS": "0"}) as stack:
         assert stack.wait(30) == 7
+
+
+def test_full_runs_every_part_of_the_system_and_each_answers(
+    folder: Path, env: Mapping[str, str], amqp_url: str, redis_url: str, namespace: str
+) -> None:
+    configured = {
+        **env,
+        "INFERENCE_BROKER__URL": amqp_url,
+        "INFERENCE_STATE__URL": redis_url,
+        "INFERENCE_STATE__PREFIX": f"{namespace}:",
+    }
+    flower, gateway, metrics = free_ports(3)
+    ports = ("--flower-port", str(flower), "--gateway-port", str(gateway), "--metrics-port", str(metrics))
+    with dev("--full", "-A", "shop", "--gpu", "none", *ports, folder=folder, env=configured) as stack:
+        stack.wait_for(" ready.", timeout_s=120)
+        stack.wait_for("beat sends the schedule", timeout_s=120)
+        stack.wait_for("Listening on ", timeout_s=120)
+        places = dict(re.findall(r"^(\w[\w ]+): (http://\S+)", stack.log, re.MULTILINE))
+        assert places["Gateway"] == f"http://127.0.0.1:{gateway}/"
+        request = urllib.request.Request(
+            f"{places['Gateway']}v1/tasks/classify",
+            data=b'{"args": ["cat"]}',
+            headers={"Content-Type": "application/json", "Prefer": "wait=60"},
+        )
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            assert json.load(answer)["result"] == "CAT"
+        until(lambda: answers(f"{places['Flower']}healthcheck") == "OK", "Flower answers")
+        of_all, of_worker = places["Metrics of all"], places["Metrics of the worker"]
+        until(lambda: 'inference_tier_workers{tier="realtime"} 1' in answers(of_all), "maintenance tells of the worker")
+        until(lambda: "inference_tasks_started_total{" in answers(of_worker), "the worker tells of its start")
+        family = stack.children()
+        stack.send(signal.SIGINT)
+        assert stack.wait(90) == 0
+        assert not psutil.wait_procs(family, timeout=5)[1]
+    for name in ("worker", "maintenance", "gateway", "flower"):
+        assert f"[{name}] " in stack.log, name
+
+
+def answers(url: str) -> str:
+    """What is answered there; empty while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
