@@ -53,9 +53,9 @@ bench: $(VENV)/dev.stamp servers
 servers:
 	@.ci/install rabbitmq-server redis-server
 
-# What tests look at pages with.
+# What tests look at pages and units of systemd with.
 programs:
-	@.ci/install chromium
+	@.ci/install chromium systemd
 
 constraints: $(VENV)/base.stamp
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
