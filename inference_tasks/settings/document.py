@@ -1,14 +1,15 @@
-"""The commented settings file, generated from the texts of the settings themselves."""
+"""The commented settings file and the table of all settings, generated from the texts of the settings themselves."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 
+from inference_routing.tier import TIER_NAMES
 from inference_tasks.settings.reading import known_settings
 from inference_tasks.settings.tree import Settings
 
-__all__ = ["settings_document"]
+__all__ = ["settings_document", "settings_table"]
 
 HEAD = """\
 # Settings of inference-tasks, each with its default. Generated; uncomment a line to change it.
@@ -50,3 +51,25 @@ def _toml(path: str, value: object) -> str:
     if isinstance(value, float) and value == int(value):
         return f"{value:.1f}"
     return json.dumps(value)
+
+
+def settings_table() -> str:
+    """Return the table of ``config/README.md``: every setting, its default and what it means, in Markdown.
+
+    What the tiers have in common is one row, with the defaults of the three in their order.
+    """
+    texts: dict[str, str] = {}
+    defaults: dict[str, list[str]] = {}
+    for known in known_settings():
+        path = known.path
+        for tier in TIER_NAMES:
+            path = path.replace(f"tiers.{tier}.", "tiers.TIER.")
+        texts[path] = known.metadata["text"].replace("|", "\\|")
+        default = "" if known.default is None else f"`{_toml(known.path, known.default)}`"
+        defaults.setdefault(path, []).append(default)
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for path, text in texts.items():
+        values = defaults[path]
+        told = values[0] if len(set(values)) == 1 else " ".join(value or "–" for value in values)
+        lines.append(f"| `{path}` | {told or '–'} | {text} |")
+    return "\n".join(lines) + "\n"

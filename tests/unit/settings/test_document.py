@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from inference_tasks.settings import Settings, load_settings, settings_document
+from inference_tasks.settings.document import settings_table
 from inference_tasks.settings.reading import known_paths
 
 SHIPPED = Path(__file__).parents[3] / "config" / "inference.toml"
@@ -35,3 +36,12 @@ def test_every_setting_is_in_it() -> None:
     text = settings_document()
     for path in known_paths():
         assert re.search(rf"^# {path.rpartition('.')[2]} =", text, flags=re.MULTILINE), path
+
+
+def test_the_page_of_settings_lists_every_one_with_its_default() -> None:
+    page = SHIPPED.with_name("README.md").read_text(encoding="utf-8")
+    listed = page.partition("settings_table -->\n")[2].partition("<!-- end of settings -->")[0]
+    assert listed == settings_table(), "write inference_tasks.settings.document.settings_table() to config/README.md"
+    for path in known_paths():
+        general = re.sub(r"^tiers\.\w+\.", "tiers.TIER.", path)
+        assert f"| `{general}` |" in listed
