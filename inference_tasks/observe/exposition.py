@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -99,7 +100,7 @@ class MetricsServer:
         """
         handler = type("Handler", (_Handler,), {"families": staticmethod(families), "health": staticmethod(health)})
         try:
-            self._server = _Server(address, handler)
+            self._server = (_Server6 if ":" in address.host else _Server)(address, handler)
         except OSError as exc:
             raise DeploymentError(
                 f"Metrics cannot be served on {address}: {exc.strerror or exc}. Choose another --metrics-port."
@@ -127,6 +128,10 @@ class _Server(ThreadingHTTPServer):
     # A port in use must be an error, but one that has just been left must not.
     allow_reuse_address = True
     allow_reuse_port = False
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):
