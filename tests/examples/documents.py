@@ -13,7 +13,14 @@ import click
 from inference_tasks.cli import main
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "config/README.md", "routing/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "config/README.md",
+    "routing/README.md",
+    "docs/migration.md",
+)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -67,7 +74,7 @@ def problem(command: list[str]) -> str | None:
         return None if words[0] in targets else f"no target {words[0]}"
     if program == "inference-tasks":
         return _problem_of_ours(words)
-    known = {"pip", "curl", "docker", "celery", "pre-commit"}
+    known = {"pip", "curl", "docker", "celery", "pre-commit", "rabbitmqctl"}
     return None if program in known else f"unknown program {program}"
 
 
