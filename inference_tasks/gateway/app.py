@@ -21,6 +21,7 @@ from inference_tasks.gateway.routes_batches import add_batch_routes
 from inference_tasks.gateway.routes_health import add_health_routes
 from inference_tasks.gateway.routes_page import add_page_routes
 from inference_tasks.gateway.routes_tasks import add_task_routes
+from inference_tasks.gateway.routes_why import add_why_route
 from inference_tasks.gateway.service import Gateway
 
 __all__ = ["create_app", "gateway_app", "gateway_for", "router"]
@@ -89,6 +90,7 @@ def _router(gateway: Gateway) -> APIRouter:
     ]
     made = APIRouter(route_class=route_class(gateway), lifespan=lifespan, dependencies=documented)
     add_task_routes(made, gateway)
+    add_why_route(made, gateway)
     add_batch_routes(made, gateway)
     add_health_routes(made, gateway)
     add_page_routes(made, gateway)

@@ -159,6 +159,7 @@ class TaskBody(BaseModel):
     error: TaskErrorBody | None = None
     result: Any = Field(None, description="What the task returned, once its state is success.")
     retry_after_s: float | None = Field(None, description="When to ask again, while it has not ended.")
+    why: str | None = Field(None, description="Why it is where it is, in a sentence; only with `?why=1`.")
 
 
 class TierBody(BaseModel):

@@ -79,6 +79,15 @@ TERMINATE: Mapping[str, Any] = {
 }
 
 
+WHY: Mapping[str, Any] = {
+    "name": "why",
+    "in": "query",
+    "required": False,
+    "description": "Whether to say why it is where it is.",
+    "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
+}
+
+
 def described(
     bodies: Mapping[int, tuple[str, type[BaseModel]]], *, headers: Mapping[int, tuple[str, ...]] | None = None
 ) -> dict[int | str, dict[str, Any]]:

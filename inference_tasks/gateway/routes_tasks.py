@@ -14,7 +14,7 @@ from inference_tasks.errors import CallerError
 from inference_tasks.gateway.documents import TaskBody, as_json, read_submit, submit_schema, task_body
 from inference_tasks.gateway.events import EVENTS_HEADERS, EVENTS_TYPE, follow
 from inference_tasks.gateway.limits import read_json
-from inference_tasks.gateway.openapi import TERMINATE, described, headers_of, problems_of
+from inference_tasks.gateway.openapi import TERMINATE, WHY, described, headers_of, problems_of
 from inference_tasks.gateway.prefer import Preferences, preferences
 from inference_tasks.gateway.service import Gateway, Submitted
 from inference_tasks.gateway.waiting import version_of
@@ -92,11 +92,13 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
         tags=["tasks"],
         summary="Look a task up",
         responses=described({200: ("The task.", TaskBody)}, headers={200: ("Retry-After",)})
-        | problems_of(401, 403, 404, 429, 500, 503),
+        | problems_of(401, 403, 404, 422, 429, 500, 503),
+        openapi_extra={"parameters": [WHY]},
     )
     async def look_up(task_id: str, request: Request) -> Response:
         """Return a task, with its result once it has succeeded. `Retry-After` says when to ask again while it runs."""
         key = gateway.access.authenticate(request)
+        wants_why = _flag(request, "why")
         record = await gateway.look_up(key, task_id)
         content = task_body(record, _links(request, record.id), await gateway.document(record))
         headers = {"Cache-Control": "no-store"}
@@ -104,6 +106,8 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
             pause_s = _pause_s(record)
             content["retry_after_s"] = pause_s
             headers["Retry-After"] = f"{pause_s:.0f}"
+        if wants_why:
+            content["why"] = (await gateway.why(key, task_id)).sentence
         return Response(as_json(content), 200, headers, JSON)
 
     @router.delete(
@@ -124,10 +128,7 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
         ended; its state tells when it has stopped.
         """
         key = gateway.access.authenticate(request)
-        terminate = _FLAGS.get(request.query_params.get("terminate", "false").lower())
-        if terminate is None:
-            raise CallerError("terminate: expected true or false.")
-        record = await gateway.cancel(key, task_id, terminate=terminate)
+        record = await gateway.cancel(key, task_id, terminate=_flag(request, "terminate"))
         return Response(as_json(task_body(record, _links(request, record.id), None)), 202, media_type=JSON)
 
     @router.get(
@@ -148,6 +149,18 @@ def add_task_routes(router: APIRouter, gateway: Gateway) -> None:
             return Response(status_code=204)
         followed = follow(gateway, key, record, _links(request, record.id), seen)
         return StreamingResponse(followed, 200, EVENTS_HEADERS, EVENTS_TYPE)
+
+
+def _flag(request: Request, name: str) -> bool:
+    """Read a flag of the query.
+
+    Raises:
+        CallerError: it is neither true nor false.
+    """
+    found = _FLAGS.get(request.query_params.get(name, "false").lower())
+    if found is None:
+        raise CallerError(f"{name}: expected true or false.")
+    return found
 
 
 async def _gone(request: Request) -> None:

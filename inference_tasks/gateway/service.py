@@ -26,6 +26,7 @@ from inference_tasks.gateway.readiness import Readiness
 from inference_tasks.gateway.recent import Recent
 from inference_tasks.gateway.waiting import Waiters, Watch
 from inference_tasks.handles import TaskHandle
+from inference_tasks.observe.why import Why, explain, surroundings_of
 from inference_tasks.routes import choose
 from inference_tasks.state.aio import AsyncTaskStore, async_store
 from inference_tasks.state.records import State, TaskRecord
@@ -211,6 +212,14 @@ class Gateway:
             # The broker has let it go, and writes nothing down.
             return replace(record, state=State.PENDING)
         return record
+
+    async def why(self, key: ApiKey, task_id: str) -> Why:
+        """Explain where a task is that this key may see; raises as ``look_up``."""
+        around = surroundings_of(self.inference)
+        scene = await self.store.scene(task_id, around.queues)
+        if scene is None or not key.may_see(scene.record.tenant):
+            raise TaskNotFoundError(task_id)
+        return explain(scene, around)
 
     async def cancel(self, key: ApiKey, task_id: str, *, terminate: bool) -> TaskRecord:
         """Cancel a task, whoever waits for it, and return its record.
