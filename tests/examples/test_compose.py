@@ -167,6 +167,9 @@ def test_the_key_of_the_gateway_is_the_one_that_the_file_names(compose: dict[str
     (key,) = read_keys(file)
     assert "itk_development" in text("docker-compose.yml").partition("\nx-app")[0]
     assert key.sha256 == hashlib.sha256(b"itk_development").hexdigest()
+    jobs = yaml.safe_load(content(compose, "prometheus"))["scrape_configs"]
+    (gateway,) = [job for job in jobs if job["job_name"] == "inference-gateway"]
+    assert hashlib.sha256(gateway["authorization"]["credentials"].encode()).hexdigest() == key.sha256
 
 
 def test_prometheus_and_grafana_find_what_they_are_to_show(

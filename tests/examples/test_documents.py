@@ -22,7 +22,7 @@ from inference_tasks.settings import load_settings
 from tests.examples.documents import DOCUMENTS, ROOT, blocks, commands, definitions, links, problem, text
 from tests.support.processes import WorkerProcess
 
-APP, CLIENT, MOUNTED, SHARED, WAITING, MIGRATION = blocks("README.md", "python")
+APP, CLIENT, MOUNTED, SHARED, WAITING, TRACED, MIGRATION = blocks("README.md", "python")
 
 # As a client of the app that the README mounts the gateway in.
 ASKED = """
@@ -105,6 +105,25 @@ def test_a_task_that_depends_on_another_runs_after_it() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "what? a.npy\n"
+
+
+def test_two_lines_switch_traces_on() -> None:
+    script = f"{TRACED}\nfrom inference_tasks.broker.publisher import Publisher\nprint(Publisher.tracer is not None)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_the_readme_has_its_order_for_a_newcomer() -> None:
+    headings = re.findall(r"^## (.+)$", text("README.md"), re.MULTILINE)
+    first = ["Twelve lines", "Run it", "The map", "Life of a task in 8 steps", "Where do I change …?", "The words"]
+    assert headings[: len(first)] == first
 
 
 def test_a_plain_app_adopts_the_tiers_in_two_lines() -> None:
