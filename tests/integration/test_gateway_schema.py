@@ -58,6 +58,7 @@ def test_the_document_is_what_it_says_to_be(schema: Any) -> None:
         ("GET", "/v1/tasks/{task_id}"),
         ("DELETE", "/v1/tasks/{task_id}"),
         ("GET", "/v1/tasks/{task_id}/events"),
+        ("GET", "/v1/tasks/{task_id}/why"),
         ("GET", "/v1/tiers"),
         ("GET", "/v1/overview"),
         ("GET", "/v1/batches/{batch_id}"),
