@@ -29,6 +29,7 @@ from inference_tasks.errors import DeploymentError, SettingsError
 from inference_tasks.handles import TaskHandle
 from inference_tasks.lifting import Lifts
 from inference_tasks.models import ModelDecorator, load_all
+from inference_tasks.probing import register_probe
 from inference_tasks.routes import TierRouter
 from inference_tasks.settings import Settings, find_file, load_settings
 from inference_tasks.state.backend import RecordBackend
@@ -316,6 +317,7 @@ def adopt(celery_app: Celery, **overrides: object) -> Inference:
     else:
         celery_app.add_defaults(inference._configure_or_stay_unconfigured)
     setattr(celery_app, _ATTRIBUTE, inference)
+    register_probe(inference.inference)
     return inference
 
 

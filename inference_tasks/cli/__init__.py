@@ -21,6 +21,7 @@ COMMANDS = {
     "gateway": "inference_tasks.cli.gateway:gateway",
     "flower": "inference_tasks.cli.flower:flower",
     "tiers": "inference_tasks.cli.tiers:tiers",
+    "probe": "inference_tasks.cli.probe:probe_command",
     "pause": "inference_tasks.cli.pause:pause",
     "resume": "inference_tasks.cli.pause:resume",
     "drain": "inference_tasks.cli.pause:drain",
