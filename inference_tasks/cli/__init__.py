@@ -20,6 +20,7 @@ COMMANDS = {
     "cancel": "inference_tasks.cli.cancel:cancel",
     "gateway": "inference_tasks.cli.gateway:gateway",
     "flower": "inference_tasks.cli.flower:flower",
+    "top": "inference_tasks.cli.top:top",
     "tiers": "inference_tasks.cli.tiers:tiers",
     "probe": "inference_tasks.cli.probe:probe_command",
     "pause": "inference_tasks.cli.pause:pause",

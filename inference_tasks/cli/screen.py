@@ -75,9 +75,9 @@ class Screen:
         """Whether what is shown may be drawn over: people look at it on a terminal."""
         return self._console.is_terminal and not self.as_json
 
-    def live(self) -> Live:
-        """Return a place on the terminal that is drawn over whenever it is updated."""
-        return Live(console=self._console, auto_refresh=False)
+    def live(self, *, is_full: bool = False) -> Live:
+        """Return a place on the terminal that is drawn over whenever it is updated; or all of it, until its end."""
+        return Live(console=self._console, auto_refresh=False, screen=is_full)
 
     @staticmethod
     def tell(message: str) -> None:
