@@ -16,7 +16,7 @@ is killed with its process leaves no span; the next attempt says that it is the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -44,6 +44,8 @@ __all__ = ["incoming", "stop_tracing", "trace_tasks"]
 FLUSH_MS = 2000
 
 _OURS = "inference_tasks"
+_TASK, _TIER, _LANE = (f"{_OURS}.{name}" for name in ("task", "tier", "lane"))
+_HEADER_NAMES = (("tier_first", "tier_first"), ("generation", "gen"), ("hop", "hop"))
 _RUN = "inference_span"
 
 
@@ -118,38 +120,34 @@ class _Tracing:
         key = str(info.get("routing_key") or "")
         queue = queue_of(key)
         url = inference_of(task.app).settings.broker.url
+        tier, lane = task.app.amqp.door.lane_of(key) or (ours.get("tier"), ours.get("lane"))
         about: dict[str, Any] = {
             "messaging.system": "redis" if is_embedded(url) else "rabbitmq",
             "messaging.destination.name": queue,
-            "messaging.rabbitmq.destination.routing_key": key,
             "messaging.message.id": task_id,
-            "messaging.message.conversation_id": request.root_id or task_id,
-            f"{_OURS}.task": task.name,
-            f"{_OURS}.attempt": int(getattr(request, "inference_attempt", None) or 1),
-            **_of_header(ours),
+            _TASK: task.name,
+            _TIER: str(tier),
+            _LANE: str(lane),
         }
-        if (lane := task.app.amqp.door.lane_of(key)) is not None:
-            about[f"{_OURS}.tier"], about[f"{_OURS}.lane"] = lane
         parent = propagate.extract(headers)
         since_s = ready_at_s(headers)
         ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
-        waited = self._tracer.start_span(
-            f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns, record_exception=False
-        )
+        waited = self._tracer.start_span(f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns)
         waited.end(now_ns)
-        span = self._tracer.start_span(
-            f"process {queue}",
-            parent,
-            SpanKind.CONSUMER,
-            {
-                **about,
-                "messaging.operation.name": "process",
-                "messaging.operation.type": "process",
-                "messaging.client.id": str(request.hostname or ""),
-                f"{_OURS}.wait_s": (now_ns - ready_ns) / 1e9,
-            },
-            start_time=now_ns,
-        )
+        span = self._tracer.start_span(f"process {queue}", parent, SpanKind.CONSUMER, about, start_time=now_ns)
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "messaging.operation.name": "process",
+                    "messaging.operation.type": "process",
+                    "messaging.rabbitmq.destination.routing_key": key,
+                    "messaging.message.conversation_id": request.root_id or task_id,
+                    "messaging.client.id": str(request.hostname or ""),
+                    f"{_OURS}.attempt": int(getattr(request, "inference_attempt", None) or 1),
+                    f"{_OURS}.wait_s": (now_ns - ready_ns) / 1e9,
+                    **_counts(ours),
+                }
+            )
         setattr(request, _RUN, _Run(span, context.attach(trace.set_span_in_context(span, parent))))
 
     def failed(self, sender: Any, exception: BaseException, **_: object) -> None:
@@ -258,22 +256,19 @@ class _Sending:
             "messaging.message.body.size": len(outgoing.body),
             "messaging.message.id": outgoing.task_id,
             "messaging.message.conversation_id": str(headers.get("root_id") or outgoing.task_id),
-            f"{_OURS}.task": str(headers.get("task")),
-            **_of_header(ours if isinstance(ours, Mapping) else {}),
+            _TASK: str(headers.get("task")),
         }
+        if outgoing.task is not None:
+            about[_TIER], about[_LANE] = outgoing.task.tier, outgoing.task.lane
+        if isinstance(ours, Mapping):
+            about |= _counts(ours)
         return self._tracer.start_span(f"send {queue}", None, SpanKind.PRODUCER, about)
 
 
-def _of_header(ours: Mapping[str, object]) -> dict[str, Any]:
-    """Return what our header tells of a task, by the names of attributes."""
-    names: Sequence[tuple[str, str]] = (
-        ("tier", "tier"),
-        ("tier_first", "tier_first"),
-        ("lane", "lane"),
-        ("generation", "gen"),
-        ("hop", "hop"),
-    )
-    return {f"{_OURS}.{name}": ours[key] for name, key in names if isinstance(ours.get(key), str | int)}
+def _counts(ours: Mapping[str, object]) -> dict[str, Any]:
+    """Return what our header tells of the messages of a task before this one."""
+    found = ((f"{_OURS}.{name}", ours.get(key)) for name, key in _HEADER_NAMES)
+    return {name: value for name, value in found if isinstance(value, str | int)}
 
 
 def _set_error(span: Span, kind: str, text: str | None = None) -> None:
