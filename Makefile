@@ -53,9 +53,9 @@ bench: $(VENV)/dev.stamp servers
 servers:
 	@.ci/install rabbitmq-server redis-server
 
-# What tests look at pages and units of systemd with.
+# What tests look at pages, units of systemd and rules of Prometheus with.
 programs:
-	@.ci/install chromium systemd
+	@.ci/install chromium systemd prometheus
 
 constraints: $(VENV)/base.stamp
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints

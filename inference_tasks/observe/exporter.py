@@ -101,7 +101,7 @@ class FleetExporter(threading.Thread):
         super().__init__(name="inference-fleet", daemon=True)
         self._inference = inference
         self._every_s = every_s
-        self._recorder = Recorder(EVENT_METRICS)
+        self._recorder = Recorder(metric for metric in EVENT_METRICS if metric.told_by == "maintenance")
         self._depths = inference.depths()
         self._stopped = threading.Event()
         self._fleet: Fleet | None = None

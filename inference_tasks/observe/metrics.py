@@ -15,6 +15,7 @@ from operator import itemgetter
 from threading import Lock
 from typing import Literal
 
+from inference_routing.lane import LANE_NAMES
 from inference_routing.tier import TIER_NAMES
 from inference_tasks.observe.events import WAIT_BUCKETS_S
 
@@ -26,7 +27,12 @@ RUN_BUCKETS_S = (
 )
 """Upper bounds of the buckets that runs are counted in, in seconds."""
 
-KNOWN_VALUES: Mapping[str, Sequence[str]] = {"tier": TIER_NAMES, "outcome": ("met", "violated")}
+KNOWN_VALUES: Mapping[str, Sequence[str]] = {
+    "tier": TIER_NAMES,
+    "tier_first": TIER_NAMES,
+    "lane": LANE_NAMES,
+    "outcome": ("met", "violated"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ EVENT_METRICS: tuple[Metric, ...] = (
         "Tasks handed to the pool, by tier served, tier of the submit and lane.",
         ("tier", "tier_first", "lane"),
         event="task.started",
+        begins_at_zero=True,
     ),
     Metric(
         "inference_tasks_wait_seconds",
@@ -97,6 +104,7 @@ EVENT_METRICS: tuple[Metric, ...] = (
         event="task.started",
         measurement="wait_s",
         buckets=WAIT_BUCKETS_S,
+        begins_at_zero=True,
     ),
     Metric(
         "inference_tasks_run_seconds",
@@ -114,6 +122,7 @@ EVENT_METRICS: tuple[Metric, ...] = (
         ("tier", "tier_first"),
         event="task.ended",
         measurement="slot_s",
+        begins_at_zero=True,
     ),
     Metric(
         "inference_tasks_ended_total",
@@ -258,10 +267,9 @@ class Recorder:
         return add
 
     def _bucketing(self, metric: Metric) -> Callable[[Mapping[str, object]], None]:
-        rows: dict[object, list[float]] = {}
-        self._buckets[metric.name] = rows
         key_of, measurement, bounds = _key_of(metric), metric.measurement, metric.buckets
         empty = [0.0] * (len(bounds) + 2)
+        rows = self._buckets[metric.name] = {key: empty.copy() for key in _zeros(metric)}
 
         def add(values: Mapping[str, object]) -> None:
             amount = values[measurement]

@@ -47,7 +47,6 @@ def reference_document() -> str:
         f"Buckets of waits, in seconds: {_numbers(WAIT_BUCKETS_S)}.",
         f"Buckets of runs, in seconds: {_numbers(RUN_BUCKETS_S)}.\n",
         "## Of the whole deployment\n",
-        "Besides these, the maintenance worker tells those above that its own process has a part in.\n",
         *_table(fleet),
         "\n## Recorded\n",
         "By the rules in [`config/prometheus/rules.yml`](../config/prometheus/rules.yml).\n",

@@ -30,7 +30,7 @@ GENERATED = {
     "docs/metrics.md": reference_document,
 }
 EXPRESSIONS = [target.expr for row in ROWS for panel in row.panels for target in panel.targets]
-EXPRESSIONS += [one.expr for one in (*RECORDINGS, *ALERTS)]
+EXPRESSIONS += [one.expr for one in RECORDINGS] + [alert.expr for alert in ALERTS]
 
 
 @pytest.mark.parametrize("path", GENERATED)
