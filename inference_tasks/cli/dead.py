@@ -26,6 +26,7 @@ from inference_tasks.dead_letters.revival import RATE_PER_S, Tally, find
 from inference_tasks.dead_letters.revival import drop as drop_letters
 from inference_tasks.dead_letters.revival import replay as replay_letters
 from inference_tasks.errors import DeadLetterNotFoundError, DeadLettersBusyError, TaskNotFoundError
+from inference_tasks.observe.switching import operator_name
 from inference_tasks.state.records import DeadLetter, TaskRecord
 from inference_tasks.worker.copies import raw_body
 
@@ -128,7 +129,7 @@ def replay(
     if wanted.is_open and limit is None and not dry_run and not yes:
         _confirm(f"Replay all {inference.store.dead_count()} dead letters?")
     run = replay_letters(inference, wanted, rate_per_s=rate_per_s, limit=limit, is_dry=dry_run)
-    _carry_out(invocation, run, "would be replayed" if dry_run else "replayed")
+    _carry_out(invocation, run, "would be replayed" if dry_run else "replayed", log_as="" if dry_run else "replay")
 
 
 @dead.command()
@@ -147,7 +148,7 @@ def drop(invocation: Invocation, /, *, limit: int | None, dry_run: bool, yes: bo
         count = sum(1 for letter in listed(inference) if wanted.matches(letter, now_s))
         _confirm(f"Delete {count if limit is None else min(count, limit)} dead letters for good?")
     run = drop_letters(inference, wanted, limit=limit, is_dry=dry_run)
-    _carry_out(invocation, run, "would be dropped" if dry_run else "dropped")
+    _carry_out(invocation, run, "would be dropped" if dry_run else "dropped", log_as="" if dry_run else "drop")
 
 
 def _bring_up_to_date(inference: Inference, *, is_forced: bool = False) -> None:
@@ -163,7 +164,7 @@ def _confirm(question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _carry_out(invocation: Invocation, run: Generator[Tally, None, None], what: str) -> None:
+def _carry_out(invocation: Invocation, run: Generator[Tally, None, None], what: str, *, log_as: str) -> None:
     inference = invocation.inference
     tally = Tally()
     # Closing lets the queue go: what was not decided returns to its place.
@@ -180,6 +181,8 @@ def _carry_out(invocation: Invocation, run: Generator[Tally, None, None], what: 
         finally:
             if "publisher" in vars(inference):
                 inference.publisher.close()
+    if log_as and tally.done:
+        inference.store.log_operator(log_as, f"{tally.done} dead letters", by=operator_name())
     invocation.screen.show(tally.as_dict(), lambda: _said(tally, what))
     if is_stopped():
         Screen.tell("Stopped. What is left is where it was; the same command goes on.")

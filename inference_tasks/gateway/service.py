@@ -160,7 +160,8 @@ class Gateway:
             handle, record = await self._accepted(key, task, body, options, wait_s, gone)
         except (InferenceError, ProblemError) as error:
             problem = error if isinstance(error, ProblemError) else problem_of(error)
-            reason = str(problem.extensions.get("reason", "")) if problem.status == 429 else ""
+            has_reason = problem.status == 429 or problem.name == "tier-paused"
+            reason = str(problem.extensions.get("reason", "")) if has_reason else ""
             self.metrics.refused(choice.tier, problem.name, reason)
             raise problem from error
         self.metrics.submitted(choice.tier)

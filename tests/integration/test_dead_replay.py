@@ -103,6 +103,9 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
     assert 0 < depths(app)[returned] < 500
     answer = command(rig, "dead", "replay", "--yes", "--rate", "2000")
     assert answer["is_complete"]
+    assert [(line.action, line.target) for line in inference.store.operator_log()] == [
+        ("replay", f"{answer['done']} dead letters")
+    ]
     assert depth(inference) == 0
     assert inference.store.dead_count() == 0
     assert {record.generation for record in inference.store.get_many(ids) if record} == {1}

@@ -17,7 +17,9 @@ from celery import Celery, chain, chord
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.broker.embedded_server import EmbeddedServer
-from inference_tasks.errors import BrokerUnavailableError
+from inference_tasks.errors import BrokerUnavailableError, TierPausedError
+from inference_tasks.observe.switching import pause, resume
+from inference_tasks.observe.why import why
 from tests.support.brokers import Broker, depth, depths, until
 from tests.support.history import History
 from tests.support.tier_app import TIERS
@@ -124,6 +126,22 @@ def test_every_pool_serves_the_shares(broker: Broker, pool: str) -> None:
     tiers = broker.history.values("start", "tier")
     assert all(Counter(tiers[begin : begin + 11]) == WEIGHTS for begin in range(12)), tiers
     assert sum(depths(app).values()) == 0
+
+
+def test_a_paused_tier_starts_nothing_until_it_is_resumed(broker: Broker) -> None:
+    app = broker.app()
+    pause(inference_of(app), "batch", by="ann")
+    waiting = step(app, "batch").submit(1)
+    with broker.worker("-c", "1"):
+        assert step(app, "offline").submit(2).result(timeout_s=60) == 2
+        assert why(inference_of(app), waiting.id).reason == "paused"
+        resume(inference_of(app), "batch", by="ann")
+        assert waiting.result(timeout_s=60) == 1
+        # Nothing is taken out of a queue that is idle while it is paused, either.
+        pause(inference_of(app), "batch", by="ann", refuse=True)
+        with pytest.raises(TierPausedError):
+            step(app, "batch").submit(3)
+        assert step(app, "realtime").submit(4).result(timeout_s=60) == 4
 
 
 def test_two_workers_share_one_backlog_and_run_nothing_twice(broker: Broker) -> None:
