@@ -51,6 +51,7 @@ class Stack:
     def plan(self, command: str, *arguments: object, metrics: int = 0) -> ChildPlan:
         """Return one of our commands as a process of the stack."""
         argv = [sys.executable, "-m", "inference_tasks.cli", command, "-A", self.app_name, *map(str, arguments)]
+        argv += ["--supervised-by", str(os.getpid())]
         if metrics:
             argv += ["--metrics-port", str(metrics)]
         return ChildPlan(command, argv)
@@ -58,14 +59,13 @@ class Stack:
 
 def _worker(stack: Stack) -> ChildPlan:
     slots = () if stack.slots is None else ("--slots", stack.slots)
-    mine = ("--supervised-by", os.getpid())
     metrics = stack.metrics_ports[1] if stack.metrics_ports else 0
-    return stack.plan("worker", "--gpu", stack.gpu, *slots, *mine, metrics=metrics)
+    return stack.plan("worker", "--gpu", stack.gpu, *slots, metrics=metrics)
 
 
 def _maintenance(stack: Stack) -> ChildPlan | None:
     metrics = stack.metrics_ports[0] if stack.metrics_ports else 0
-    return None if stack.is_embedded else stack.plan("maintenance", "--supervised-by", os.getpid(), metrics=metrics)
+    return None if stack.is_embedded else stack.plan("maintenance", metrics=metrics)
 
 
 def _gateway(stack: Stack) -> ChildPlan | None:

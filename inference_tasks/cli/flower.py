@@ -18,6 +18,7 @@ from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.errors import DeploymentError
 from inference_tasks.observe.flower import CONFIG_FILE
 from inference_tasks.settings import masked
+from inference_tasks.worker.supervisor import die_with
 
 __all__ = ["broker_api", "flower"]
 
@@ -34,10 +35,17 @@ _VARIABLE = "FLOWER_BROKER_API"
 @click.option(
     "--no-broker-tab", is_flag=True, help="Start although the management API of RabbitMQ cannot be asked for queues."
 )
+@click.option("--supervised-by", type=int, hidden=True)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @command_options
 def flower(
-    invocation: Invocation, *, port: int, address: str | None, no_broker_tab: bool, options: tuple[str, ...]
+    invocation: Invocation,
+    *,
+    port: int,
+    address: str | None,
+    no_broker_tab: bool,
+    supervised_by: int | None,
+    options: tuple[str, ...],
 ) -> None:
     """Start Flower for an app: tiers, waits and GPUs as columns, all queues in the Broker tab, arguments hidden.
 
@@ -48,6 +56,8 @@ def flower(
     inference-tasks flower -A vision:app
     FLOWER_BASIC_AUTH=me:secret inference-tasks flower -A vision:app --address 0.0.0.0 --url_prefix=flower
     """
+    if supervised_by is not None:
+        die_with(supervised_by)
     inference = invocation.needs_app()
     if importlib.util.find_spec("flower") is None:
         raise DeploymentError('Flower is not installed; pip install "inference-tasks[flower]" adds it.')

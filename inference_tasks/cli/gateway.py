@@ -12,6 +12,7 @@ from rich.text import Text
 
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.errors import DeploymentError
+from inference_tasks.worker.supervisor import die_with
 
 __all__ = ["gateway"]
 
@@ -26,8 +27,9 @@ DESCRIPTORS_WANTED = 65536
     type=click.Path(dir_okay=False, path_type=Path),
     help="File of API keys; `inference-tasks gateway key new` makes one.  [gateway.keys]",
 )
+@click.option("--supervised-by", type=int, hidden=True)
 @command_options
-def gateway(invocation: Invocation, *, host: str, port: int, keys: Path | None) -> None:
+def gateway(invocation: Invocation, *, host: str, port: int, keys: Path | None, supervised_by: int | None) -> None:
     """Serve tasks over HTTP: submit, wait, look up, follow.
 
     Without keys it answers this machine alone, and refuses to listen elsewhere. The OpenAPI document is at
@@ -41,6 +43,8 @@ def gateway(invocation: Invocation, *, host: str, port: int, keys: Path | None) 
     if click.get_current_context().invoked_subcommand is not None:
         return
     _needs("fastapi", "prometheus_client", "uvicorn")
+    if supervised_by is not None:
+        die_with(supervised_by)
     from inference_tasks.gateway.access import is_loopback
     from inference_tasks.gateway.app import gateway_for
     from inference_tasks.gateway.server import serve

@@ -155,11 +155,28 @@ def test_full_runs_every_part_of_the_system_and_each_answers(
         until(lambda: 'inference_tier_workers{tier="realtime"} 1' in answers(of_all), "maintenance tells of the worker")
         until(lambda: "inference_tasks_started_total{" in answers(of_worker), "the worker tells of its start")
         family = stack.children()
+        assert len(family) >= 4
         stack.send(signal.SIGINT)
         assert stack.wait(90) == 0
         assert not psutil.wait_procs(family, timeout=5)[1]
     for name in ("worker", "maintenance", "gateway", "flower"):
         assert f"[{name}] " in stack.log, name
+
+
+def test_a_stack_that_is_killed_takes_its_processes_along(folder: Path, env: Mapping[str, str]) -> None:
+    flower, gateway, metrics = free_ports(3)
+    ports = ("--flower-port", str(flower), "--gateway-port", str(gateway), "--metrics-port", str(metrics))
+    try:
+        with dev("--full", "-A", "shop", "--gpu", "none", *ports, folder=folder, env=env) as stack:
+            stack.wait_for(" ready.", timeout_s=120)
+            stack.wait_for("Listening on ", timeout_s=120)
+            until(lambda: answers(f"http://127.0.0.1:{flower}/healthcheck") == "OK", "Flower answers")
+            ours = [one for one in stack.children() if "inference_tasks.cli" in one.cmdline()]
+            assert {one.cmdline()[3] for one in ours} >= {"worker", "gateway", "flower"}
+            stack.send(signal.SIGKILL)
+            assert not psutil.wait_procs(ours, timeout=60)[1]
+    finally:
+        EmbeddedServer(folder / ".inference").stop()
 
 
 def answers(url: str) -> str:
