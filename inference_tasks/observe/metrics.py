@@ -8,12 +8,13 @@ without end: there are tiers, lanes, names of registered tasks, machines, and wo
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
 from threading import Lock
-from typing import Literal
+from typing import Literal, cast
 
 from inference_routing.lane import LANE_NAMES
 from inference_routing.tier import TIER_NAMES
@@ -251,20 +252,27 @@ class Recorder:
         ]
 
     def _counting(self, metric: Metric) -> Callable[[Mapping[str, object]], None]:
-        counts = self._counts[metric.name] = _zeros(metric)
+        counts = self._counts[metric.name] = defaultdict(float, _zeros(metric))
         key_of, measurement, only = _key_of(metric), metric.measurement, tuple(metric.only.items())
-        is_gauge = metric.kind == "gauge"
 
-        def add(values: Mapping[str, object]) -> None:
+        def count(values: Mapping[str, object]) -> None:
+            counts[key_of(values)] += 1.0
+
+        def count_some(values: Mapping[str, object]) -> None:
             for label, wanted in only:
                 if values[label] != wanted:
                     return
-            key = key_of(values)
-            amount = values[measurement] if measurement else 1
-            assert isinstance(amount, int | float)
-            counts[key] = float(amount) if is_gauge else counts.get(key, 0.0) + amount
+            counts[key_of(values)] += 1.0
 
-        return add
+        def add(values: Mapping[str, object]) -> None:
+            counts[key_of(values)] += cast(float, values[measurement])
+
+        def keep(values: Mapping[str, object]) -> None:
+            counts[key_of(values)] = float(cast(float, values[measurement]))
+
+        if metric.kind == "gauge":
+            return keep
+        return add if measurement else count_some if only else count
 
     def _bucketing(self, metric: Metric) -> Callable[[Mapping[str, object]], None]:
         key_of, measurement, bounds = _key_of(metric), metric.measurement, metric.buckets
@@ -272,10 +280,9 @@ class Recorder:
         rows = self._buckets[metric.name] = {key: empty.copy() for key in _zeros(metric)}
 
         def add(values: Mapping[str, object]) -> None:
-            amount = values[measurement]
+            amount = cast("float | None", values[measurement])
             if amount is None:
                 return
-            assert isinstance(amount, int | float)
             key = key_of(values)
             row = rows.get(key)
             if row is None:
