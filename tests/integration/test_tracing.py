@@ -26,7 +26,7 @@ from tests.support.dead_letters import run
 from tests.support.gateway import GatewayProcess
 from tests.support.processes import WorkerProcess, environment
 from tests.support.rig import Rig, task
-from tests.support.traced_app import SPANS_VARIABLE, document
+from tests.support.traced_app import DELAY_VARIABLE, SPANS_VARIABLE, document
 
 APP = "tests.support.traced_app"
 Spans = Callable[..., list[dict[str, Any]]]
@@ -67,8 +67,8 @@ def elsewhere(rig: Rig) -> Spans:
     return read
 
 
-def worker(rig: Rig, *arguments: str) -> WorkerProcess:
-    env = {**rig.env(), SPANS_VARIABLE: str(rig.directory / "spans")}
+def worker(rig: Rig, *arguments: str, delay_ms: int = 200) -> WorkerProcess:
+    env = {**rig.env(), SPANS_VARIABLE: str(rig.directory / "spans"), DELAY_VARIABLE: str(delay_ms)}
     arguments = arguments or ("--concurrency", "1")
     return WorkerProcess.celery(APP, *arguments, directory=rig.directory, env=env)
 
@@ -107,6 +107,16 @@ def test_submit_wait_and_run_are_one_trace(
     assert waited["end_ns"] == ran["start_ns"]
     assert ran["inference_tasks.wait_s"] == pytest.approx((waited["end_ns"] - waited["start_ns"]) / 1e9)
     assert send["messaging.message.body.size"] > 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_last_spans_of_a_process_are_handed_over_at_its_end(rig: Rig, elsewhere: Spans, pool: str) -> None:
+    app = rig.app()
+    with worker(rig, "--pool", pool, "--concurrency", "1", delay_ms=600_000) as process:
+        assert task(app, "add").submit(1, 2).result(timeout_s=60) == 3
+        assert not (rig.directory / "spans").exists()
+        assert process.terminate() == 0
+    elsewhere("process", 1)
 
 
 def test_each_attempt_has_a_span_and_a_replay_goes_on_with_the_trace(

@@ -15,6 +15,7 @@ from inference_tasks.observe.tracing import trace_tasks
 from tests.support.tier_app import OPTIONS_VARIABLE
 
 SPANS_VARIABLE = "INFERENCE_TEST_SPANS"
+DELAY_VARIABLE = "INFERENCE_TEST_SPANS_DELAY_MS"
 
 
 class FileExporter(SpanExporter):
@@ -56,5 +57,6 @@ if SPANS_VARIABLE in os.environ and OPTIONS_VARIABLE in os.environ:
     provider = TracerProvider()
     # As in production: a batch, handed over by a thread of each process.
     exporter = FileExporter(Path(os.environ[SPANS_VARIABLE]))
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
+    delay_ms = int(os.environ.get(DELAY_VARIABLE, "200"))
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
     trace_tasks(provider)
