@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks.gateway import metrics as gateway
@@ -132,6 +134,23 @@ def test_the_dashboard_has_what_grafana_asks_of_one() -> None:
         assert [target["refId"] for target in panel["targets"]] == list("ABCD"[: len(panel["targets"])])
         assert panel["fieldConfig"]["defaults"]["unit"]
     assert board["panels"][0]["title"] == "Are the service levels met?"
+
+
+def lost(ours: object, theirs: object, path: str = "") -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key, value in ours.items():
+            yield from lost(value, theirs.get(key), f"{path}/{key}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from lost(mine, other, f"{path}/{place}")
+    elif ours != theirs:
+        yield path
+
+
+def test_grafanas_own_reader_of_dashboards_loses_nothing_of_it() -> None:
+    board = Dashboard.from_json(dashboard())
+    assert not list(lost(dashboard(), json.loads(JSONEncoder().encode(board))))
+    assert len(board.panels or ()) == len(ROWS) + sum(len(row.panels) for row in ROWS)
 
 
 def test_the_recorder_counts_what_it_is_told_in_the_text_format() -> None:
