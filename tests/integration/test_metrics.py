@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -148,6 +149,36 @@ def test_a_port_in_use_is_said_and_nothing_starts(rig: Rig) -> None:
         with command(rig, *arguments, name="worker") as worker:
             assert worker.wait() == DEPLOYMENT
             assert f"Metrics cannot be served on 127.0.0.1:{port}" in worker.log
+
+
+def consecutive_ports() -> int:
+    """Return a free port with a free one after it."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def test_of_several_workers_each_takes_the_next_port(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    app, port = rig.app(), consecutive_ports()
+    for number in range(8):
+        task(app, "step.batch").submit(number)
+    arguments = ("worker", "-A", "tests.support.faulty_app:app", "--gpu", "all", "--pool", "threads")
+    with command(rig, *arguments, "--metrics-port", str(port), name="worker") as workers:
+        workers.wait_for("Metrics on http://", count=2)
+        urls = [f"http://127.0.0.1:{port + place}" for place in range(2)]
+        until(
+            lambda: sum(Scrape(url).total("inference_tasks_ended_total") for url in urls) == 8,
+            "eight tasks are told, by two workers together",
+            60,
+        )
+        assert [Scrape(url).total("inference_worker_info", gpu=f"gpu{place}") for place, url in enumerate(urls)] == [
+            1,
+            1,
+        ]
+        assert workers.terminate() == 0
 
 
 def test_the_maintenance_worker_tells_of_the_whole_deployment_as_the_fleet_is(rig: Rig) -> None:

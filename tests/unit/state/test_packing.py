@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_tasks.state import keys
-from inference_tasks.state.packing import pack_claimant, summed_rates, unpack_claims, unpack_record
-from inference_tasks.state.records import Claimant, NewTask, Verdict, WorkerBeat
+from inference_tasks.state.packing import pack_claimant, summed_rates, unpack_beat, unpack_claims, unpack_record
+from inference_tasks.state.records import Claimant, NewTask, RunningTask, Verdict, WorkerBeat
 from inference_tasks.state.submits import pack_submit
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -54,8 +56,39 @@ def test_answers_to_claims_are_read_whether_or_not_the_client_decodes() -> None:
         assert held == (Verdict.HELD, 7, 1, 120.0, "batch", None, "w1")
 
 
+EARLIER = ("node", "pid", "gpu", "pool", "slots", "reserve", "tiers", "busy")
+
+
 def test_an_empty_line_is_no_record() -> None:
     assert unpack_record("id", "") is None
+
+
+def test_a_heartbeat_comes_back_as_it_was_also_with_what_a_later_version_tells() -> None:
+    running = RunningTask("id", "classify", "realtime", "batch", "aged", 12.5)
+    beat = WorkerBeat(
+        *("gpu0@host", 1, "0", "prefork", 2, 1, ("realtime", "batch"), 1),
+        seen_at_s=20.0,
+        starts_60s={"realtime": {"batch": 3}},
+        version="1.0",
+        started_at_s=10.0,
+        running=(running,),
+        busy_by_tier={"realtime": 1},
+        last_start_at_s={"realtime": 12.5},
+        waits_60s={"batch": {3: 2, 19: 1}},
+        longest_wait_60s={"batch": 20_000.0},
+        ended_60s={"batch": 3},
+        failed_60s={"batch": 1},
+        floor_violations_60s={"offline": 1},
+        state="paused",
+        gpu_memory_used_bytes=5,
+        gpu_memory_total_bytes=8,
+        gpu_utilization=0.5,
+    )
+    text = json.dumps({**beat.as_dict(), "told_later": 1})
+    assert unpack_beat("20.0", text) == beat
+    # And of an earlier version, what it told.
+    earlier = {name: value for name, value in beat.as_dict().items() if name in EARLIER}
+    assert unpack_beat("20.0", json.dumps(earlier)).running == ()
 
 
 def test_rates_are_summed_over_workers() -> None:
