@@ -297,7 +297,7 @@ class Pipeline:
         # Nacks come in bursts; those of one burst are taken back in one round trip.
         await asyncio.sleep(0)
         flights, self._refused = self._refused, []
-        await self._retract(flights)
+        await self._retract(flights, "full")
         await self._refuse(flights, "full")
 
     async def _refuse(self, flights: Iterable[Flight], reason: RefusalReason) -> None:
@@ -308,7 +308,7 @@ class Pipeline:
     def _drained_per_s(self, flight: Flight) -> float | None:
         return self._rates.of(flight.outgoing.task.tier) if flight.outgoing.task is not None else None
 
-    async def _retract(self, flights: Iterable[Flight]) -> None:
+    async def _retract(self, flights: Iterable[Flight], refused: str = "") -> None:
         ids_by_nonce: defaultdict[str, list[str]] = defaultdict(list)
         for flight in flights:
             if flight.created and flight.outgoing.task is not None:
@@ -317,7 +317,7 @@ class Pipeline:
             return
         for nonce, ids in ids_by_nonce.items():
             try:
-                await self._state.retract(ids, nonce)
+                await self._state.retract(ids, nonce, refused)
             except Exception as exc:
                 log.warning("%d records of refused tasks stay as pending: %r", len(ids), exc)
 

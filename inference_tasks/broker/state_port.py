@@ -16,8 +16,11 @@ class StatePort(Protocol):
     async def submit(self, tasks: Sequence[NewTask], /) -> Sequence[SubmitAnswer]:
         """Write the records that do not exist yet, in one round trip."""
 
-    async def retract(self, task_ids: Sequence[str], nonce: str, /) -> int:
-        """Delete those records that this nonce created, or was the last to hold, and that nobody has started."""
+    async def retract(self, task_ids: Sequence[str], nonce: str, refused: str = "", /) -> int:
+        """Delete those records that this nonce created, or was the last to hold, and that nobody has started.
+
+        With a reason in ``refused`` they are counted as refused for it.
+        """
 
     async def confirmed(self, task_ids: Sequence[str], /) -> None:
         """Note that the messages of these shared tasks are stored."""

@@ -19,11 +19,10 @@ from inference_tasks.cli.keyboard import Keyboard
 from inference_tasks.cli.screen import Screen, clock_time
 from inference_tasks.cli.top_view import view
 from inference_tasks.errors import InferenceError
-from inference_tasks.observe.top import Top, look
+from inference_tasks.observe.top import Looker, Top
 
 if TYPE_CHECKING:
     from inference_tasks.app import Inference
-    from inference_tasks.observe.tiers import CountsWaiting
 
 __all__ = ["top"]
 
@@ -48,19 +47,20 @@ def top(invocation: Invocation, *, once: bool, every_s: float) -> None:
     """
     inference, screen = invocation.inference, invocation.screen
     depths = inference.depths()
+    looker = Looker(inference, depths)
     try:
         if once:
-            found = look(inference, depths)
+            found = looker.look()
             screen.show(found.as_dict(), lambda: view(found))
         elif screen.is_live:
-            _live(inference, depths, screen, every_s)
+            _live(inference, looker, screen, every_s)
         else:
-            screen.watch(lambda: look(inference, depths), Top.as_dict, view, every_s=every_s)
+            screen.watch(looker.look, Top.as_dict, view, every_s=every_s)
     finally:
         depths.close()
 
 
-def _live(inference: Inference, depths: CountsWaiting, screen: Screen, every_s: float) -> None:
+def _live(inference: Inference, looker: Looker, screen: Screen, every_s: float) -> None:
     """Draw, look and obey keys, until one of them ends it. What cannot be reached is said, and asked again."""
     cockpit = Cockpit(inference)
     found: Top | None = None
@@ -69,7 +69,7 @@ def _live(inference: Inference, depths: CountsWaiting, screen: Screen, every_s: 
         while goes_on:
             if time.monotonic() >= next_look_s:
                 try:
-                    found = look(inference, depths)
+                    found = looker.look()
                     problem = ""
                 except InferenceError as exc:
                     problem = str(exc)

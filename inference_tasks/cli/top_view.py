@@ -110,6 +110,7 @@ def _lately(top: Top) -> Iterator[RenderableType]:
     fleet = top.fleet
     promoted = ", ".join(f"{number} of {tier}" for tier, number in fleet.promoted_60s.items() if number) or "none"
     yield Text(f"promoted starts in the last minute: {promoted}", style="dim")
+    yield _refused(top)
     yield Text(f"dead letters: {fleet.dead}", style="bold red" if fleet.dead else "dim")
     for letter in top.dead_letters if fleet.dead else ():
         yield Text(
@@ -119,6 +120,15 @@ def _lately(top: Top) -> Iterator[RenderableType]:
         yield Text("operators did lately", style="dim")
     for line in top.operator_log:
         yield Text(f"  {clock_time(line.at_s)}  {line.by}  {line.action} {line.target}  {line.because}", style="dim")
+
+
+def _refused(top: Top) -> Text:
+    """Say what was refused lately; at a first look, all since the counts began."""
+    accounts, counts = top.fleet.accounts, top.refused_lately
+    when = "lately" if counts is not None else f"since {clock_time(accounts.since_s)}"
+    shown = accounts.refused if counts is None else counts
+    said = [f"{number} of {tier} ({reason})" for tier, row in shown.items() for reason, number in row.items()]
+    return Text(f"refused {when}: {', '.join(said) or 'none'}", style="yellow" if said else "dim")
 
 
 def _memory(beat: WorkerBeat) -> str:

@@ -1,9 +1,10 @@
-"""What ``inference-tasks top`` shows: the fleet, the latest dead letters, and what operators did lately."""
+"""What ``inference-tasks top`` shows: the fleet, refusals, the latest dead letters, what operators did lately."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from inference_tasks.observe import fleet as fleet_view
 
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
     from inference_tasks.state.records import DeadLetter
     from inference_tasks.state.switches import OperatorLine
 
-__all__ = ["Top", "look"]
+__all__ = ["Looker", "Refusals", "Top"]
 
 LATEST = 5
+WINDOW_S = 60.0
+
+Refusals: TypeAlias = dict[str, dict[str, int]]
+"""{tier: {reason: number}}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +31,14 @@ class Top:
     Attributes:
         dead_letters: the latest, the newest first.
         operator_log: likewise.
+        refused_lately: submits that were refused while this looked on, at most of the last minute; None at a first
+            look. All since the counts began are in the fleet's accounts.
     """
 
     fleet: Fleet
     dead_letters: tuple[DeadLetter, ...]
     operator_log: tuple[OperatorLine, ...]
+    refused_lately: Refusals | None = None
 
     def as_dict(self) -> dict[str, object]:
         """All of it, ready for JSON; of dead letters what they are and why, not what their errors say."""
@@ -47,18 +55,46 @@ class Top:
                 for one in self.dead_letters
             ],
             "operator_log": [one.as_dict() for one in self.operator_log],
+            "refused_lately": self.refused_lately,
         }
 
 
-def look(inference: Inference, depths: CountsWaiting) -> Top:
-    """Look at everything; costs two round trips to Redis more than a look at the fleet.
+class Looker:
+    """Looks at one deployment, and remembers a minute of its refusals."""
 
-    Raises:
-        BrokerUnavailableError, StateUnavailableError: one of them does not answer.
-    """
-    store = inference.store
-    return Top(
-        fleet=fleet_view.read(inference, depths),
-        dead_letters=tuple(store.dead_letters(limit=LATEST)),
-        operator_log=tuple(store.operator_log(LATEST)),
-    )
+    def __init__(self, inference: Inference, depths: CountsWaiting) -> None:
+        self._inference = inference
+        self._depths = depths
+        self._refused: deque[tuple[float, Refusals]] = deque()
+
+    def look(self) -> Top:
+        """Look at everything; costs two round trips to Redis more than a look at the fleet.
+
+        Raises:
+            BrokerUnavailableError, StateUnavailableError: one of them does not answer.
+        """
+        store = self._inference.store
+        fleet = fleet_view.read(self._inference, self._depths)
+        return Top(
+            fleet=fleet,
+            dead_letters=tuple(store.dead_letters(limit=LATEST)),
+            operator_log=tuple(store.operator_log(LATEST)),
+            refused_lately=self._lately(fleet.at_s, fleet.accounts.refused),
+        )
+
+    def _lately(self, now_s: float, total: Refusals) -> Refusals | None:
+        is_first = not self._refused
+        self._refused.append((now_s, total))
+        while self._refused[0][0] < now_s - WINDOW_S:
+            self._refused.popleft()
+        before = self._refused[0][1]
+        # Less than before: Redis was lost, and the counts began anew.
+        grown = {
+            tier: {reason: number - before.get(tier, {}).get(reason, 0) for reason, number in counts.items()}
+            for tier, counts in total.items()
+        }
+        return None if is_first else {tier: _positive(counts) for tier, counts in grown.items() if _positive(counts)}
+
+
+def _positive(counts: dict[str, int]) -> dict[str, int]:
+    return {reason: number for reason, number in counts.items() if number > 0}

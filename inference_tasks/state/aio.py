@@ -70,12 +70,13 @@ class AsyncTaskStore:
         if names:
             await self._confirmed.call_async(self._client, names, ())
 
-    async def retract(self, task_ids: Iterable[str], nonce: str) -> int:
+    async def retract(self, task_ids: Iterable[str], nonce: str, refused: str = "") -> int:
         """As ``TaskStore.retract``."""
         names = [keys.task(self.prefix, task_id) for task_id in task_ids]
         if not names:
             return 0
-        reply = await self._retract.call_async(self._client, (*self._counted_keys, *names), (self._ready, nonce))
+        args = (self._ready, nonce, refused)
+        reply = await self._retract.call_async(self._client, (*self._counted_keys, *names), args)
         return int(reply)
 
     async def get_many(self, task_ids: Sequence[str]) -> list[TaskRecord | None]:

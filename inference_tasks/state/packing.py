@@ -248,6 +248,10 @@ def unpack_beat(seen_at_s: object, beat: object) -> WorkerBeat:
 _COUNTED_NAMES = ("admitted", *State, *(f"dead:{kind}" for kind in DeadKind))
 
 
+REFUSED = "refused:"
+"""What the counts of refused submits begin with; the reason follows."""
+
+
 def full_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Return a tier's counts with every name of ``Accounts``."""
     return {str(name): counts.get(name, 0) for name in _COUNTED_NAMES}
@@ -258,16 +262,20 @@ def unpack_accounts(reply: Sequence[Sequence[object]]) -> Accounts:
     counted, away = ([as_text(one) for one in found] for found in reply)
     since_s = None
     by_tier: dict[str, dict[str, int]] = {}
+    refused: dict[str, dict[str, int]] = {}
     for field, value in zip(counted[::2], counted[1::2], strict=True):
+        tier, _, name = field.partition(":")
         if field == "since_s":
             since_s = float(value)
+        elif name.startswith(REFUSED):
+            refused.setdefault(tier, {})[name.removeprefix(REFUSED)] = int(value)
         else:
-            tier, _, name = field.partition(":")
             by_tier.setdefault(tier, {})[name] = int(value)
     return Accounts(
         since_s,
         {tier: full_counts(counts) for tier, counts in sorted(by_tier.items()) if any(counts.values())},
         {tier: int(number) for tier, number in zip(away[::2], away[1::2], strict=True) if int(number)},
+        refused,
     )
 
 

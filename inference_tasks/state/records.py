@@ -490,11 +490,14 @@ class Accounts:
             ``dead:replayable``, ``dead:unfit`` and ``dead:dropped``, which are parts of ``failed``. What is left of
             ``failed`` is on its way into the dead letters. All names are there. Tasks without a tier are under "".
         away: {tier: admitted tasks that are parked or lie in ``returned``}.
+        refused: {tier of the submission: {reason: submits that were refused}}; reasons: ``full``, ``parked``,
+            ``paused``, ``late``. None of them is in ``by_tier``.
     """
 
     since_s: float | None
     by_tier: dict[str, dict[str, int]]
     away: dict[str, int]
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """All fields by name, ready for JSON."""

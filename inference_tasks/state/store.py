@@ -158,13 +158,14 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending, Switching, Scenes):
         if names:
             self._call("confirmed", names)
 
-    def retract(self, task_ids: Iterable[str], nonce: str) -> int:
+    def retract(self, task_ids: Iterable[str], nonce: str, refused: str = "") -> int:
         """Delete the records that the submission ``nonce`` made and nobody has claimed; return how many.
 
-        Of a shared task it gives up its share, and the record goes, with its keys, when it was the last.
+        Of a shared task it gives up its share, and the record goes, with its keys, when it was the last. With a reason
+        in ``refused`` they are counted as refused for it.
         """
         names = self._task_keys(task_ids)
-        return int(self._change("retract", names, (nonce,))) if names else 0
+        return int(self._change("retract", names, (nonce, refused))) if names else 0
 
     def claim(self, claimants: Sequence[Claimant], worker: str, lease_s: float) -> list[Claim]:
         """Lease tasks to ``worker`` for ``lease_s`` seconds; answers in the order of ``claimants``.

@@ -73,11 +73,14 @@ class FakeAdmission(FakeScenes):
         bound = self.bounds.get(task.tier)
         if task.may_be_refused:
             if self.switches().refusing(task.tier):
+                self._refuse(task.tier_first, PAUSED)
                 return SubmitAnswer(False, PAUSED)
             if bound is not None and self._away().count(task.tier) >= bound:
+                self._refuse(task.tier_first, PARKED)
                 return SubmitAnswer(False, PARKED)
             ahead = self._ahead(task.tier)
             if task.max_ahead is not None and ahead > task.max_ahead:
+                self._refuse(task.tier_first, LATE)
                 return SubmitAnswer(False, LATE, ahead=ahead)
         due_at_s = self._by_own_clock(task.due_at_s, task.submitted_at_s)
         expires_at_s = self._by_own_clock(task.expires_at_s, task.submitted_at_s)
@@ -127,12 +130,12 @@ class FakeAdmission(FakeScenes):
             if task_id in self._kept:
                 self._kept[task_id].is_confirmed = True
 
-    def retract(self, task_ids: Iterable[str], nonce: str) -> int:
+    def retract(self, task_ids: Iterable[str], nonce: str, refused: str = "") -> int:
         """As ``TaskStore.retract``."""
         self._reach()
-        return sum(self._retract(task_id, nonce) for task_id in dict.fromkeys(task_ids))
+        return sum(self._retract(task_id, nonce, refused) for task_id in dict.fromkeys(task_ids))
 
-    def _retract(self, task_id: str, nonce: str) -> bool:
+    def _retract(self, task_id: str, nonce: str, refused: str) -> bool:
         kept = self._kept.get(task_id)
         if kept is None:
             return False
@@ -144,6 +147,8 @@ class FakeAdmission(FakeScenes):
         if kept.record.state not in (State.PENDING, State.WAITING) or not is_last or kept.record.token is not None:
             return False
         del self._kept[task_id]
+        if refused:
+            self._refuse(kept.record.tier_first, refused)
         for digest in kept.shared:
             if self._shared.get(digest, ("",))[0] == task_id:
                 del self._shared[digest]

@@ -72,6 +72,7 @@ class FakeLedger:
     _leases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _shared: dict[str, tuple[str, str, float]] = field(default_factory=dict)
     _since_s: float | None = None
+    _refusals: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def accounts(self) -> Accounts:
         """As ``TaskStore.accounts``."""
@@ -83,7 +84,12 @@ class FakeLedger:
             if record.dead is not None:
                 counts[record.tier_first].update([f"dead:{record.dead}"])
         by_tier = {tier: full_counts(found) for tier, found in sorted(counts.items())}
-        return Accounts(self._since_s, by_tier, dict(Counter(self._away())))
+        refused = {tier: dict(counts) for tier, counts in self._refusals.items()}
+        return Accounts(self._since_s, by_tier, dict(Counter(self._away())), refused)
+
+    def _refuse(self, tier_first: str, reason: str) -> None:
+        counts = self._refusals.setdefault(tier_first, {})
+        counts[reason] = counts.get(reason, 0) + 1
 
     def oldest(self, queue: str, ready_before_s: float | None = None, limit: int = 100) -> list[Waiting]:
         """As ``TaskStore.oldest``."""

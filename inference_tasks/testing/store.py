@@ -47,7 +47,7 @@ class FakeTaskStore(FakeAdmission):
     def forget_everything(self) -> None:
         """Lose all, as Redis does by FLUSHALL."""
         kept = (self._kept, self._beats, self._noted, self._letters, self._leases, self._shared, self._switched)
-        for lost in (*kept, self._operators):
+        for lost in (*kept, self._operators, self._refusals):
             lost.clear()
         self._since_s = None
         self.results.clear()

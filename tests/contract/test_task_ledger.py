@@ -7,6 +7,7 @@ import json
 import pytest
 
 from inference_tasks.state.records import PARKED, Claimant, Move, NewTask, SubmitAnswer, Verdict
+from inference_tasks.state.switches import Action
 from tests.support.task_stores import (
     LEASE_S,
     OOPS,
@@ -53,6 +54,24 @@ def test_a_refused_submission_was_never_admitted(harness: StoreHarness) -> None:
     assert (away(harness), ids_in(harness, RETURNED)) == ({"batch": 1}, [task.id])
     harness.store.retract([task.id], "n1")
     assert (counted(harness), away(harness), ids_in(harness, RETURNED)) == ({}, {}, [])
+
+
+def test_refused_submits_are_counted_by_their_reason_and_are_part_of_no_sum(harness: StoreHarness) -> None:
+    of_batch = {"tier": "batch", "tier_first": "batch"}
+    task, other = submitted(harness, **of_batch), submitted(harness, tier="offline", tier_first="offline")
+    harness.store.retract([task.id, other.id], "n1", "full")
+    harness.store.retract([task.id], "n1", "full")  # it is gone
+    harness.store.switch("tier:batch", Action.REFUSE, by="somebody")
+    for _ in range(2):
+        (answer,) = harness.store.submit([new(**of_batch)])
+        assert answer.state == "paused"
+    harness.store.unswitch("tier:batch", by="somebody")
+    submitted(harness, **of_batch)
+    (answer,) = harness.store.submit([new(**of_batch, max_ahead=0)])
+    assert answer.state == "late"
+    accounts = harness.store.accounts()
+    assert accounts.refused == {"batch": {"full": 1, "paused": 2, "late": 1}, "offline": {"full": 1}}
+    assert counted(harness, "batch") == {"admitted": 1, "pending": 1}
 
 
 @pytest.mark.parametrize("end", ["success", "failed", "cancelled", "expired"])

@@ -406,7 +406,7 @@ class Answering:
     async def submit(self, tasks: Sequence[NewTask], /) -> list[SubmitAnswer]:
         return [SubmitAnswer(False, self._state) for _ in tasks]
 
-    async def retract(self, task_ids: Sequence[str], nonce: str, /) -> int:
+    async def retract(self, task_ids: Sequence[str], nonce: str, refused: str = "", /) -> int:
         return 0
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ import redis as redis_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks.app import inference_of
+from inference_tasks.errors import QueueFullError, TierPausedError
 from inference_tasks.state.switches import Action
 from tests.support import fake_gpu
 from tests.support.brokers import until
@@ -56,9 +57,8 @@ def test_tiers_workers_and_gpus_are_drawn_and_keys_pause_resume_and_drain(rig: R
     task(app, "gated.batch").submit(0, str(gate))
     rig.wait_started(0)
     with Terminal("top", *APP, directory=rig.directory, env=rig.env()) as terminal:
-        drawn = terminal.until("realtime", "offline", "gated.batch", "1 of 2", "gpu0", "8.0 of 16.0 GiB", "25.0%")
-        assert "72.7%" in drawn  # 8 of 11
-        assert "dead letters: 0" in drawn
+        terminal.until("realtime", "offline", "gated.batch", "1 of 2", "gpu0", "8.0 of 16.0 GiB", "25.0%")
+        terminal.until("72.7%", "dead letters: 0", "refused")  # 8 of 11
         assert ENTER_FULL_SCREEN in terminal.output
         (beat,) = store.workers()
 
@@ -79,6 +79,17 @@ def test_tiers_workers_and_gpus_are_drawn_and_keys_pause_resume_and_drain(rig: R
         terminal.press("ry")
         terminal.until("tier:batch was neither paused nor drained")
 
+        # A refusal is seen too.
+        terminal.press("2d")
+        terminal.until("drain tier:batch? y: yes")
+        terminal.press("y")
+        terminal.until("tier:batch takes nothing new", "refuses")
+        with pytest.raises(TierPausedError):
+            task(app, "step.batch").submit(1)
+        terminal.until("refused lately: 1 of batch (paused)")
+        terminal.press("ry")
+        terminal.until("tier:batch is resumed")
+
         # Below the tiers are the workers.
         terminal.press("\x1b[B\x1b[Bd")
         terminal.until(f"drain worker:{beat.node}? y: yes")
@@ -87,6 +98,8 @@ def test_tiers_workers_and_gpus_are_drawn_and_keys_pause_resume_and_drain(rig: R
         log = store.operator_log(10)
         assert [(one.action, one.target) for one in log] == [
             ("drain", f"worker:{beat.node}"),
+            ("resume", "tier:batch"),
+            ("drain", "tier:batch"),
             ("resume", "tier:batch"),
             ("pause", "tier:batch"),
         ]
@@ -146,6 +159,8 @@ def test_one_look_in_json_is_what_redis_and_prometheus_say(rig: Rig, gpu_worker:
         for _ in range(count):
             task(app, f"gated.{tier}").submit(9, str(gate))
     inference.store.switch("tier:offline", Action.REFUSE, by="ann", because="a new model")
+    with pytest.raises(TierPausedError):
+        task(app, "step.offline").submit(7)
     with rig_process(rig, "maintenance", *APP, "--metrics-port", "0") as maintenance:
         told = re.search(r"Metrics on (http://[^/]+)/metrics", maintenance.wait_for("Metrics on http://"))
         assert told is not None
@@ -199,8 +214,21 @@ def test_one_look_in_json_is_what_redis_and_prometheus_say(rig: Rig, gpu_worker:
     assert (dead["id"], dead["tier"], dead["reason"]) == (str(rig_done[0].id), "batch", "permanent error")
     assert [(one["action"], one["by"]) for one in found["operator_log"]] == [("refuse", "ann")]
     assert [one["target"] for one in found["switches"]] == ["tier:offline"]
+    assert found["accounts"]["refused"] == {"offline": {"paused": 1}}
+    assert found["refused_lately"] is None
     assert str(gate) not in json.dumps(found)
     gate.open()
+
+
+def test_what_a_full_queue_refuses_is_counted(rig: Rig) -> None:
+    app = rig.app(tiers={"offline": {"bound": 2}})
+    report = task(app, "step.offline").submit_many([(number,) for number in range(500)])
+    assert report.refused
+    with pytest.raises(QueueFullError):
+        task(app, "step.offline").submit(1)
+    accounts = inference_of(app).store.accounts()
+    assert accounts.refused == {"offline": {"full": len(report.refused) + 1}}
+    assert accounts.by_tier["offline"]["admitted"] == len(report.accepted)
 
 
 def scraped(url: str) -> dict[tuple[str, ...], float]:

@@ -46,17 +46,22 @@ local function at(text)
   return string.byte(text) == 43 and moment(NOW + string.sub(text, 2)) or text
 end
 
+local function refusal(tier_first, reason)
+  count(tier_first, 'refused:' .. reason, 1)
+  return reason
+end
+
 -- Returns +pending, or why there is no record: paused, parked, or late: and how many wait before it. A task that is shared gets
 -- further fields; one that waits for other tasks gets a state of its own.
 local function admit(key, text, fields, state)
   local name, tier, tier_first, lane, generation, nonce, expires, due, hop, may_be_refused, tenant, max_ahead, message =
     string.match(text, FIELDS)
   if may_be_refused == '1' then
-    if is_refused(tier) then return 'paused' end
-    if is_parked(tier) then return 'parked' end
+    if is_refused(tier) then return refusal(tier_first, 'paused') end
+    if is_parked(tier) then return refusal(tier_first, 'parked') end
     if max_ahead ~= '' then
       local ahead = ahead_in(tier)
-      if ahead > tonumber(max_ahead) then return 'late:' .. ahead end
+      if ahead > tonumber(max_ahead) then return refusal(tier_first, 'late') .. ':' .. ahead end
     end
   end
   local ready_at = NOW

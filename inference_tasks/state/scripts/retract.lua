@@ -1,6 +1,7 @@
 -- Takes back the records of one submission whose messages the broker refused.
 -- KEYS     accounts, away, then one task record each
--- ARGV[1]  start of the ready keys   ARGV[2] nonce of the submission
+-- ARGV[1]  start of the ready keys   ARGV[2] nonce of the submission   ARGV[3] why they were refused, to be counted;
+--          empty where they were not
 -- Returns  how many records were deleted
 -- Atomic over the whole batch. Only records that this submission made, or was the last to hold, and that nobody has ever
 -- claimed go: a message that was stored after all finds its record. With a shared task go the keys that lead to it.
@@ -25,6 +26,7 @@ for i = 3, #KEYS do
     end
     deleted = deleted + 1
     count(record[4], 'admitted', -1)
+    if ARGV[3] ~= '' then count(record[4], 'refused:' .. ARGV[3], 1) end
     count(record[4], state, -1)
     departs(id_of(key), state, record[5], record[6])
   end
