@@ -18,8 +18,6 @@ from tests.support.rig import POOLS, Rig, task
 #: A worker renews every two seconds; the rest is for a slow machine.
 SEEN_WITHIN_S = 6.0
 
-BOTH = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-
 
 def beat(app: InferenceApp, node: str) -> WorkerBeat | None:
     return next((one for one in inference_of(app).store.workers() if one.node == node), None)
@@ -37,8 +35,7 @@ def starts_of(rig: Rig, tier: str) -> list[float]:
     return [entry.at_s for entry in rig.history.of("start") if entry["tier"] == tier]
 
 
-@BOTH
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(("pool", "queue_type"), [("prefork", "quorum"), ("threads", "classic")])
 def test_a_paused_tier_starts_nothing_within_seconds_while_the_others_go_on_until_it_is_resumed(
     rig: Rig, pool: str
 ) -> None:
