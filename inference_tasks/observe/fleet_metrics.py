@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FLEET_METRICS", "FleetMetric", "Reading"]
 
+REFUSALS = ("full", "late", "parked", "paused")
+
 Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -101,6 +103,14 @@ def _accounted(reading: Reading) -> Iterator[tuple[tuple[str, ...], float]]:
         for state, number in counts.items():
             if state != "admitted" and ":" not in state:
                 yield (tier, state), number
+
+
+def _refused(reading: Reading) -> Iterator[tuple[tuple[str, ...], float]]:
+    # All are there before the first time, or that would not be seen as an increase.
+    for tier in reading.fleet.tiers:
+        found = reading.fleet.accounts.refused.get(tier.tier, {})
+        for reason in sorted({*REFUSALS, *found}):
+            yield (tier.tier, reason), found.get(reason, 0)
 
 
 def _fleet(
@@ -211,6 +221,13 @@ FLEET_METRICS: tuple[FleetMetric, ...] = (
         "The same tasks by the state they are in now; the sum over the states is inference_tasks_admitted.",
         _accounted,
         ("tier", "state"),
+    ),
+    _fleet(
+        "inference_tasks_refused_total",
+        "Submits that were refused, by tier of the submit and reason: full, parked, paused or late.",
+        _refused,
+        ("tier", "reason"),
+        "counter",
     ),
     _fleet(
         "inference_tasks_stale_writes_total",

@@ -211,11 +211,11 @@ ROWS: tuple[Row, ...] = (
                 ),
             ),
             Panel(
-                "Refused by the gateway",
-                "Submits over HTTP that were not accepted, by problem.",
+                "Refused",
+                "Submits that were not accepted, per second, by reason.",
                 _by_tier(
-                    "sum by (tier, problem) (rate(inference_gateway_refused_total[5m]))",
-                    "{{tier}} {{problem}}",
+                    "max by (tier, reason) (rate(inference_tasks_refused_total[5m])) > 0",
+                    "{{tier}} {{reason}}",
                 ),
                 "ops",
             ),

@@ -226,6 +226,18 @@ def test_the_maintenance_worker_tells_of_the_whole_deployment_as_the_fleet_is(ri
     assert "inference_tasks_started_total" not in later.kinds, "what workers count is told by workers alone"
 
 
+def test_refusals_of_all_clients_are_told(rig: Rig) -> None:
+    app = rig.app(tiers={"realtime": {"bound": 2, "queue_type": "classic"}})
+    sent = task(app, "step.realtime").submit_many([(number,) for number in range(5)])
+    assert (len(sent.accepted), len(sent.refused)) == (2, 3)
+    arguments = ("maintenance", "-A", "tests.support.faulty_app:app", "--metrics-port", "0")
+    with command(rig, *arguments, name="maintenance", tiers={"realtime": {"bound": 2, "queue_type": "classic"}}) as one:
+        url = address(one)
+        now = scraped(url, lambda seen: seen.total("inference_tasks_refused_total") == 3, "the refusals are told")
+    assert now.value("inference_tasks_refused_total", tier="realtime", reason="full") == 3
+    assert now.value("inference_queue_deepest", tier="realtime") == now.value("inference_queue_bound", tier="realtime")
+
+
 def test_promotions_are_told_and_a_server_that_is_away_too(rig: Rig) -> None:
     app = rig.app()
     task_id = str(task(app, "step.offline").submit(0).id)

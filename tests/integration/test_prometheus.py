@@ -120,10 +120,10 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_with_what_the_fl
                 for target in panel.targets
                 if not prometheus.query(target.expr)
             }
-            # No GPU, no gateway; nothing of these has happened, or not between two looks, or not in the last minute.
+            # There is no GPU; nothing of these has happened, or not between two looks, or not in the last minute.
             assert {re.findall(r"inference[_:][\w:]+", expr)[0] for expr in empty} <= {
                 "inference:tier_failed:ratio_rate5m",
-                "inference_gateway_refused_total",
+                "inference_tasks_refused_total",
                 "inference_queue_expected_wait_seconds",
                 "inference_tier_wait_seconds",
                 "inference_gpu_memory_used_bytes",

@@ -95,13 +95,13 @@ def test_every_metric_of_the_fleet_and_of_work_is_on_the_dashboard_or_in_a_rule(
     unseen = {metric.name for metric in catalogue()} - asked
     # For other questions than those of the dashboard.
     assert unseen == {
+        "inference_client_refused_total",
+        "inference_client_submitted_total",
         "inference_exporter_read_seconds",
         "inference_tasks_accounted",
         "inference_tasks_admitted",
         "inference_tasks_held_too_long_total",
         "inference_tasks_picks_total",
-        "inference_tasks_refused_total",
-        "inference_tasks_submitted_total",
         "inference_tier_failed_ratio",
         "inference_tier_floor_ratio",
         "inference_tier_promoted_starts",
