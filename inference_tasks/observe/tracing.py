@@ -132,10 +132,10 @@ class _Tracing:
         parent = propagate.extract(headers)
         since_s = ready_at_s(headers)
         ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
-        waited = self._tracer.start_span(f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns)
-        waited.end(now_ns)
         span = self._tracer.start_span(f"process {queue}", parent, SpanKind.CONSUMER, about, start_time=now_ns)
         if span.is_recording():
+            waited = self._tracer.start_span(f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns)
+            waited.end(now_ns)
             span.set_attributes(
                 {
                     "messaging.operation.name": "process",
