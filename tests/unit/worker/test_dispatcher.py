@@ -16,6 +16,7 @@ from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.records import Claim, Claimant, Verdict
 from inference_tasks.worker.demand import MISSING_S
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
+from inference_tasks.worker.floors import FloorWatch
 from inference_tasks.worker.intake import Intake, Unfit
 from inference_tasks.worker.slots import Slots, Ticket
 
@@ -132,7 +133,13 @@ class Bench:
     """A worker with a given number of slots; time moves only when told to."""
 
     def __init__(
-        self, slots: int = 1, *, hold_s: float = 0.0, reserve: int = 0, share: Literal["time", "count"] = "count"
+        self,
+        slots: int = 1,
+        *,
+        hold_s: float = 0.0,
+        reserve: int = 0,
+        share: Literal["time", "count"] = "count",
+        floors: FloorWatch | None = None,
     ) -> None:
         self.now = 100.0
         self.ready = slots
@@ -161,6 +168,7 @@ class Bench:
             deliver=cast(Any, self.deliver),
             ends=cast(Any, self),
             observer=Unwatched(),
+            floors=floors,
             clock=lambda: self.now,
         )
 
@@ -226,6 +234,26 @@ def test_backlogged_tiers_start_8_2_1_in_every_window_of_11(slots: int, hold_s: 
         bench.run(length_s)
     for at in range(len(bench.starts) - 11):
         assert Counter(bench.starts[at : at + 11]) == {"realtime": 8, "batch": 2, "offline": 1}, at
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("share", ["count", "time"])
+def test_the_floor_is_met_in_every_window_that_is_watched(slots: int, share: Literal["time", "count"]) -> None:
+    told: Counter[bool] = Counter()
+
+    def tell(tier: str, /, *, is_met: bool) -> None:
+        assert tier == "offline"
+        told[is_met] += 1
+
+    floors = {tier.name: float(tier.floor) for tier in default_policy().tiers}
+    bench = Bench(slots, hold_s=0.02, share=share, floors=FloorWatch(floors, by_time=share == "time", tell=tell))
+    for tier in TIERS:
+        bench.broker.fill(tier, 3000)
+    bench.settle()
+    for number in range(2000):
+        bench.run(0.2 if number % 7 else 1.0)
+    assert told[False] == 0
+    assert told[True] >= 2
 
 
 @pytest.mark.parametrize("slots", [1, 4])
