@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench constraints servers programs clean
+.PHONY: help demo test check format bench generated constraints servers programs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,7 @@ help:
 	@echo 'make check                 ruff, mypy, import walls'
 	@echo 'make format                put the code into the form that make check asks for'
 	@echo 'make bench BENCH=NAME      one benchmark; its figures go to build/bench/NAME.json'
+	@echo 'make generated             write anew what is generated: settings, metrics, rules, dashboard, public names'
 	@echo 'make constraints           write constraints.txt anew from the newest releases'
 	@echo 'make clean                 remove the virtual environment and everything built'
 
@@ -56,6 +57,11 @@ servers:
 # What tests look at pages, units of systemd and rules of Prometheus with.
 programs:
 	@.ci/install chromium systemd prometheus
+
+generated: $(VENV)/dev.stamp
+	@mkdir -p build && $(BIN)/python -m tests.support.generated
+	@$(BIN)/python -m tests.architecture.public_api > build/public_api.txt
+	@mv build/public_api.txt tests/architecture/public_api.txt
 
 constraints: $(VENV)/base.stamp
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
