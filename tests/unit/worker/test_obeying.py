@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference_tasks.state.switches import ALL_ON, Action, Switch, Switches
 from inference_tasks.testing.store import FakeTaskStore
@@ -144,3 +146,46 @@ def test_a_worker_that_starts_knows_what_is_paused_unless_redis_is_away() -> Non
     obedience.begin(store)  # type: ignore[arg-type]
     bench.settle()
     assert bench.starts == ["realtime"]
+
+
+TARGETS = ("tier:realtime", "tier:batch", "tier:offline", "lane:batch.fresh", "worker:w1")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), slots=st.integers(1, 3), hold_s=st.sampled_from([0.0, 0.02]), reserve=st.integers(0, 1))
+def test_however_switches_come_and_go_nothing_paused_starts_and_in_the_end_everything_has_run_once(
+    data: st.DataObject, slots: int, hold_s: float, reserve: int
+) -> None:
+    bench = Bench(slots, hold_s=hold_s, reserve=min(reserve, slots - 1))
+    obedience = Obedience(bench.dispatcher, KEYS, node="w1")
+    off: set[str] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.sampled_from(["fill", "switch", "run", "wait"]))
+        before = len(bench.starts)
+        if step == "fill":
+            bench.broker.fill(data.draw(st.sampled_from(TIERS)), data.draw(st.integers(1, 30)))
+        elif step == "switch":
+            targets = data.draw(st.sets(st.sampled_from(TARGETS)))
+            now = Switches({target: Switch(target, "pause", "ann", 1.0) for target in targets})
+            obedience.obey(now)
+            is_off = now.worker("w1") is not None
+            off = {key.tier for key in KEYS if is_off or now.stopped(key.tier, key.lane)}
+        elif step == "run" and bench.running:
+            for _ in range(data.draw(st.integers(1, 20))):
+                if bench.running:
+                    bench.run(data.draw(st.sampled_from([0.001, 0.3])))
+        elif step == "wait":
+            bench.now += data.draw(st.sampled_from([0.03, 0.3, 2.0]))
+            bench.dispatcher.tick()
+        bench.settle()
+        assert not off.intersection(bench.starts[before:]), (step, off)
+        assert not off & bench.broker.subscribed
+    obedience.obey(ALL_ON)
+    for _ in range(600):
+        if bench.running:
+            bench.run(0.001)
+        bench.now += 0.3
+        bench.dispatcher.tick()
+        bench.settle()
+    assert [len(queue) for queue in bench.broker.queues.values()] == [0, 0, 0]
+    assert (bench.inside, len(bench.starts)) == (0, bench.broker.out)
