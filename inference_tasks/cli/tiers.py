@@ -11,6 +11,7 @@ from inference_tasks.cli.audit import Audit, audit, audit_view
 from inference_tasks.cli.exit import FINDINGS
 from inference_tasks.cli.invocation import Invocation, command_options
 from inference_tasks.observe.tiers import TierReport, report
+from inference_tasks.state.switches import Switches
 
 __all__ = ["tiers"]
 
@@ -35,10 +36,14 @@ def tiers(invocation: Invocation, *, watch: bool, is_audit: bool) -> None:
     unit = inference.settings.worker.share
     try:
         if watch:
-            invocation.screen.watch(lambda: report(inference, depths), _as_data, lambda found: _table(found, unit))
+            invocation.screen.watch(
+                lambda: report(inference, depths),
+                _as_data,
+                lambda found: _table(found, unit, inference.store.switches()),
+            )
         else:
             found = report(inference, depths)
-            invocation.screen.show(_as_data(found), lambda: _table(found, unit))
+            invocation.screen.show(_as_data(found), lambda: _table(found, unit, inference.store.switches()))
     finally:
         depths.close()
 
@@ -58,7 +63,7 @@ def _as_data(found: list[TierReport]) -> object:
     return [one.as_dict() for one in found]
 
 
-def _table(found: list[TierReport], unit: str) -> Group:
+def _table(found: list[TierReport], unit: str, switches: Switches) -> Group:
     # Narrow enough for a terminal of 80 columns.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     lanes = ("fresh", "returned", "aged")
@@ -73,7 +78,8 @@ def _table(found: list[TierReport], unit: str) -> Group:
     what = "slot seconds" if unit == "time" else "starts"
     notes = [f"share: of {what} in the last minute; origin: the same by the tier of the submit; per s: starts"]
     notes += [f"no worker serves {one.tier}, and {one.ready} wait" for one in found if one.ready and not one.workers]
-    return Group(table, Text("\n".join(notes), style="dim"))
+    off = [f"{one.target} is switched off ({one.action}) by {one.by}" for one in switches]
+    return Group(table, Text("\n".join(notes), style="dim"), *(Text(one, style="yellow") for one in off))
 
 
 def _percent(share: float | None) -> str:

@@ -44,6 +44,7 @@ def test_each_switch_is_told_listed_and_logged(cli: Cli) -> None:
     assert {one["target"]: one["action"] for one in shown["switches"]} == {
         "tier:batch": "pause", "tier:offline": "refuse", "lane:realtime.fresh": "drain"
     }  # fmt: skip
+    assert "tier:batch is switched off (pause) by ann" in cli("tiers").stdout
     assert answer(cli("resume", "batch", "--by", "bob", "--json"))["was"]["by"] == "ann"
     assert "neither paused nor drained" in cli("resume", "batch").stdout
     log = answer(cli("switches", "--json"))["log"]
