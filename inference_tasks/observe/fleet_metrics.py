@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from inference_routing.tier import TIER_NAMES
 from inference_tasks.observe.metrics import Metric
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _waits(reading: Reading) -> Iterator[tuple[tuple[str, ...], float]]:
 
 
 def _accounted(reading: Reading) -> Iterator[tuple[tuple[str, ...], float]]:
-    for tier, counts in reading.fleet.accounts.by_tier.items():
-        for state, number in counts.items():
+    for tier in TIER_NAMES:
+        for state, number in reading.fleet.accounts.by_tier.get(tier, {}).items():
             if state != "admitted" and ":" not in state:
                 yield (tier, state), number
 
@@ -214,7 +215,7 @@ FLEET_METRICS: tuple[FleetMetric, ...] = (
     _fleet(
         "inference_tasks_admitted",
         "Tasks admitted since the count began, by tier of the submit. No counter: what is taken back is subtracted.",
-        lambda r: (((tier,), counts.get("admitted", 0)) for tier, counts in r.fleet.accounts.by_tier.items()),
+        lambda r: (((tier,), r.fleet.accounts.by_tier.get(tier, {}).get("admitted", 0)) for tier in TIER_NAMES),
     ),
     _fleet(
         "inference_tasks_accounted",

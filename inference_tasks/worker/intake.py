@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from inference_routing.tier import TIER_NAMES
 from inference_tasks.broker.addressing import is_delayed
 from inference_tasks.state.records import Claimant
 
@@ -94,9 +95,9 @@ class Unfit:
 def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | Unfit:
     """Check a message as far as that needs no state.
 
-    Decodes the body once; kombu keeps the result, so that Celery does not decode it again. Numbers in our header that
-    make no sense are ignored, since anyone who may publish can write them: a tier in the header never moves a message,
-    the queue it lies in decides.
+    Decodes the body once; kombu keeps the result, so that Celery does not decode it again. What makes no sense in our
+    header is ignored, since anyone who may publish can write it (and counts are kept by it): a tier in the header never
+    moves a message, the queue it lies in decides.
     """
     headers: object = message.headers
     if not isinstance(headers, dict):
@@ -129,7 +130,7 @@ def read(message: Delivery, key: QueueKey, tasks: Collection[str]) -> Intake | U
         id=task_id,
         name=name,
         tier=key.tier,
-        tier_first=first if isinstance(first, str) and first else key.tier,
+        tier_first=first if isinstance(first, str) and first in TIER_NAMES else key.tier,
         lane=key.lane,
         generation=_whole(ours.get("gen"), 0),
         submitted_at_s=_seconds(ours.get("submitted_at_s")),

@@ -92,6 +92,7 @@ def test_the_tier_in_the_header_moves_no_message() -> None:
         ("crash_limit", 1.5),
         ("tier_first", 7),
         ("tier_first", ""),
+        ("tier_first", "none of the tiers"),
     ],
 )
 def test_values_without_sense_are_ignored(name: str, value: object) -> None:
