@@ -194,6 +194,7 @@ class Inference:
             queue_by_lane=self.queue_by_lane,
             bounds=self.settings.bounds(),
             delay_prefix=self.topology.delay_prefix,
+            default_tier=self.settings.default_tier,
         )
 
     def handle(self, task_id: str) -> TaskHandle[object]:

@@ -94,6 +94,7 @@ class InferenceTask(RetryingTask[P, R]):
         dedup_window_s: for how long after the first submit others join it.
         dedup_key: names of the arguments that make submits equal, or a function of them; None for all.
         reuse_result_s: for how long after its end a success is the answer to equal submits.
+        lifts_canvas: whether the steps before it in a chain or chord run at its tier, if that is higher than theirs.
     """
 
     tier: str | None = None
@@ -103,6 +104,7 @@ class InferenceTask(RetryingTask[P, R]):
     dedup_window_s: float = 60.0
     dedup_key: DedupKey = None
     reuse_result_s: float = 0.0
+    lifts_canvas: bool = False
 
     # By name: only a worker needs it.
     Request = "inference_tasks.worker.events:TierRequest"
@@ -259,6 +261,7 @@ class InferenceDecorator:
         dedup_window_s: float | None = None,
         dedup_key: DedupKey = None,
         reuse_result_s: float | None = None,
+        lifts_canvas: bool | None = None,
         check_arguments: bool = True,
         **unknown: Never,
     ) -> Callable[[Callable[P, R]], InferenceTask[P, R]]: ...
@@ -289,6 +292,7 @@ class InferenceDecorator:
         dedup_window_s: float | None = None,
         dedup_key: DedupKey = None,
         reuse_result_s: float | None = None,
+        lifts_canvas: bool | None = None,
         check_arguments: bool = True,
         **unknown: Never,
     ) -> Callable[[Callable[Concatenate[InferenceTask[..., object], P], R]], InferenceTask[P, R]]: ...
@@ -315,6 +319,8 @@ class InferenceDecorator:
             * ``dedup="window"``: an equal submit joins the first instead of running again, for ``dedup_window_s`` (60)
               seconds after it; equal are those with the same arguments, or the same of ``dedup_key``: ``("path",)``, or
               a function of the arguments. ``reuse_result_s``: how long after its end a success answers them too.
+            * ``lifts_canvas``: the steps before it in a chain or chord run at its tier, if that is higher than theirs;
+              not those of a canvas for which a tier was asked.
             * ``check_arguments``: against the signature, before anything is sent; on by default.
 
         Raises:
@@ -359,6 +365,7 @@ _CELERY_NAMES: Mapping[str, str] = {
     "dedup_window_s": "dedup_window_s",
     "dedup_key": "dedup_key",
     "reuse_result_s": "reuse_result_s",
+    "lifts_canvas": "lifts_canvas",
     "check_arguments": "typing",
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kombu.transport.native_delayed_delivery import calculate_routing_key, level_name
 
+from inference_routing.tier import BATCH
 from inference_tasks.broker.publisher import Publisher
 from inference_tasks.errors import kept_delay_s
 from inference_tasks.routes import HEADER, choose, full_tier_name, running_tenant
@@ -42,6 +43,7 @@ class TierDoor:
         queue_by_lane: {(tier, lane): queue name, which is its routing key too}.
         bounds: {tier: messages that may wait in its ``fresh`` lane}.
         delay_prefix: of kombu's native delayed delivery.
+        default_tier: of tasks without one of their own.
     """
 
     publisher: Publisher
@@ -49,6 +51,7 @@ class TierDoor:
     queue_by_lane: Mapping[tuple[str, str], str]
     bounds: Mapping[str, int]
     delay_prefix: str
+    default_tier: str = BATCH
     lane_by_queue: Mapping[str, tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,12 +71,14 @@ class TierRequest:
         tier: at the call, by name or alias.
         timeout_s: at the call or of the task.
         by_worker: published by a worker process outside of any running task.
+        inherited_tier: of a later step of the canvas that lifts this one.
     """
 
     tier: str | None = None
     timeout_s: float | None = None
     crash_limit: int | None = None
     by_worker: bool = False
+    inherited_tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ def address(
     elif isinstance(prior.get("tier"), str):
         tier = full_tier_name(str(prior["tier"]))
     choice = choose(app, request.tier, tier, tier)
+    if request.inherited_tier is not None and choice.asked is None and not is_again:
+        tier = request.inherited_tier
     delay_s = _delay_s(headers.get("eta"), now_s)
     by_worker = choice.by_worker or request.by_worker
     if prior.get("lane") == "aged" or routed_lane == "aged":

@@ -26,6 +26,7 @@ from kombu.utils.functional import retry_over_time
 from inference_tasks.broker.addressing import Address, TierDoor, TierRequest, address, first_headers
 from inference_tasks.broker.entities import declarations
 from inference_tasks.broker.messages import PERSISTENT, Outgoing, Properties, error_for
+from inference_tasks.canvas import inherited_tier
 from inference_tasks.errors import (
     BrokerUnavailableError,
     BugError,
@@ -268,6 +269,7 @@ class TierProducer:
         Raises:
             QueueFullError, BrokerUnavailableError, OutcomeUnknownError, StateUnavailableError, MessageTooLargeError.
         """
+        embed = body[2] if isinstance(body, list | tuple) and len(body) == 3 else None
         payload, content_type, content_encoding = _payload(
             body, content_type, content_encoding, serializer or self.serializer
         )
@@ -279,7 +281,7 @@ class TierProducer:
         exchange_name: str = target.name if isinstance(target, Exchange) else target
         routing_key = self.routing_key if routing_key is None else routing_key
         asked_tier, timeout_s = properties.pop("tier", None), properties.pop("timeout_s", None)
-        found = self._address(routing_key, headers, asked_tier, timeout_s)
+        found = self._address(routing_key, headers, asked_tier, timeout_s, embed)
         if found is not None:
             exchange_name, routing_key = found.exchange, found.routing_key
             headers = {**first_headers(headers), HEADER: dict(found.header)}
@@ -334,7 +336,7 @@ class TierProducer:
             running.request.update(inference_due_at_s=found.task.due_at_s or time.time())
 
     def _address(
-        self, routing_key: str, headers: Mapping[str, Any], asked_tier: object, timeout_s: float | None
+        self, routing_key: str, headers: Mapping[str, Any], asked_tier: object, timeout_s: float | None, embed: object
     ) -> Address | None:
         if "task" not in headers or "id" not in headers:
             return None
@@ -349,6 +351,7 @@ class TierProducer:
             timeout_s=timeout_s if timeout_s is not None else getattr(task, "timeout_s", None),
             crash_limit=getattr(task, "max_crashes", None),
             by_worker=self._amqp.publishes_as_worker,
+            inherited_tier=inherited_tier(app, embed, lane[0], door.default_tier) if task is not None else None,
         )
         return address(app, door, lane, headers, request)
 

@@ -20,6 +20,7 @@ LONGER_BECAUSE: dict[str, str] = {
     "inference_tasks/errors.py": "every error that a user can meet, in one place",
     "inference_tasks/broker/pipeline.py": "the one loop through which every message goes, from end to end",
     "inference_tasks/settings/sections.py": "every setting with what it means, to be read from top to bottom",
+    "inference_tasks/task.py": "the options of the decorator, which type checkers need to be told twice",
     "inference_tasks/state/records.py": "every value that goes into and comes out of the state store",
     "tests/contract/test_task_store.py": "one suite of the store's contract, run on the fake and on Redis",
     "tests/properties/test_state_machine.py": "all that may happen to a task, in one machine",

@@ -50,6 +50,24 @@ def test_chain_group_and_chord_run_over_the_tiers(rig: Rig, pool: str) -> None:
     assert ("offline", "fresh") in lanes
 
 
+def test_steps_run_at_the_tier_of_a_later_one_that_lifts_its_canvas(rig: Rig) -> None:
+    app = rig.app()
+    add, urgent = task(app, "add.offline"), task(app, "add.urgent")
+    with rig.worker():
+        assert chain(add.s(1, 2), add.s(3), urgent.s(4)).apply_async().get(timeout=60) == 10
+        assert (
+            chain(add.s(1, 2), group(add.s(3), add.s(4)), task(app, "total.urgent").s(plus=5))
+            .apply_async()
+            .get(timeout=60)
+            == (3 + 3) + (3 + 4) + 5
+        )
+        assert chain(add.s(1, 2), task(app, "add").s(4)).apply_async().get(timeout=60) == 7
+        assert chain(add.s(1, 2).set(tier="batch"), urgent.s(4)).apply_async().get(timeout=60) == 7
+        rig.wait_waiting(app, 0)
+    tiers = [entry["tier"] for entry in rig.history.of("taken")]
+    assert tiers == ["realtime"] * 7 + ["offline", "batch"] + ["batch"] * 2
+
+
 def test_a_finished_step_is_not_lost_because_the_next_tier_is_full(rig: Rig) -> None:
     app = rig.app(tiers={"realtime": {"bound": 2}})
     assert is_full(app)
