@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from inference_tasks.state.records import DeadLetter
     from inference_tasks.state.switches import OperatorLine
 
-__all__ = ["Looker", "Refusals", "Top"]
+__all__ = ["Looker", "RefusalWindow", "Refusals", "Top"]
 
 LATEST = 5
 WINDOW_S = 60.0
@@ -59,13 +60,30 @@ class Top:
         }
 
 
+class RefusalWindow:
+    """Tells how much the counts of refusals have grown in the last minute, of looks at their totals."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Refusals]] = deque()
+
+    def lately(self, now_s: float, total: Refusals) -> Refusals | None:
+        """Note the totals of this moment; return what came since the oldest of the last minute, None at the first."""
+        is_first = not self._seen
+        self._seen.append((now_s, total))
+        while self._seen[0][0] < now_s - WINDOW_S:
+            self._seen.popleft()
+        before = self._seen[0][1]
+        grown = {tier: _growth(before.get(tier, {}), counts) for tier, counts in total.items()}
+        return None if is_first else {tier: counts for tier, counts in grown.items() if counts}
+
+
 class Looker:
     """Looks at one deployment, and remembers a minute of its refusals."""
 
     def __init__(self, inference: Inference, depths: CountsWaiting) -> None:
         self._inference = inference
         self._depths = depths
-        self._refused: deque[tuple[float, Refusals]] = deque()
+        self._refused = RefusalWindow()
 
     def look(self) -> Top:
         """Look at everything; costs two round trips to Redis more than a look at the fleet.
@@ -79,22 +97,11 @@ class Looker:
             fleet=fleet,
             dead_letters=tuple(store.dead_letters(limit=LATEST)),
             operator_log=tuple(store.operator_log(LATEST)),
-            refused_lately=self._lately(fleet.at_s, fleet.accounts.refused),
+            refused_lately=self._refused.lately(fleet.at_s, fleet.accounts.refused),
         )
 
-    def _lately(self, now_s: float, total: Refusals) -> Refusals | None:
-        is_first = not self._refused
-        self._refused.append((now_s, total))
-        while self._refused[0][0] < now_s - WINDOW_S:
-            self._refused.popleft()
-        before = self._refused[0][1]
-        # Less than before: Redis was lost, and the counts began anew.
-        grown = {
-            tier: {reason: number - before.get(tier, {}).get(reason, 0) for reason, number in counts.items()}
-            for tier, counts in total.items()
-        }
-        return None if is_first else {tier: _positive(counts) for tier, counts in grown.items() if _positive(counts)}
 
-
-def _positive(counts: dict[str, int]) -> dict[str, int]:
-    return {reason: number for reason, number in counts.items() if number > 0}
+def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    # Less than before: Redis was lost, and the counts began anew.
+    grown = {reason: number - before.get(reason, 0) for reason, number in now.items()}
+    return {reason: number if number > 0 else now[reason] for reason, number in grown.items() if number}
