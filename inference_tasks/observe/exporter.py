@@ -139,10 +139,11 @@ class FleetExporter(threading.Thread):
             fleet = fleet_view.read(self._inference, self._depths)
             stale_writes = self._inference.store.stale_writes()
         except InferenceError as exc:
-            part = "broker" if isinstance(exc, BrokerUnavailableError) else "state"
-            if self._up[part]:
+            if all(self._up.values()):
                 log.warning("the fleet cannot be seen: %s", exc)
-            self._up[part] = False
+            # The broker is asked first.
+            is_broker = isinstance(exc, BrokerUnavailableError)
+            self._up = {"broker": not is_broker, "state": is_broker and self._has_state()}
             return
         except Exception:
             log.exception("the fleet cannot be seen")
@@ -154,6 +155,13 @@ class FleetExporter(threading.Thread):
         self._fleet, self._stale_writes, self._read_at_s = fleet, stale_writes, now_s
         self._read_s = now_s - began_s
         self._up = {"broker": True, "state": True}
+
+    def _has_state(self) -> bool:
+        try:
+            self._inference.store.server_time_s()
+        except InferenceError:
+            return False
+        return True
 
     def families(self) -> Iterator[Family]:
         """Return what is told now."""

@@ -18,11 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference_tasks.app import inference_of
 from inference_tasks.cli.exit import DEPLOYMENT
 from inference_tasks.observe import fleet
-from inference_tasks.observe.exporter import catalogue
+from inference_tasks.observe.exporter import FleetExporter, catalogue
+from inference_tasks.observe.exposition import Address
 from tests.support.aging import grow_old
 from tests.support.brokers import until
 from tests.support.processes import LoggedProcess
 from tests.support.rig import Rig, task
+from tests.support.servers import free_ports
 
 TIERS = ("realtime", "batch", "offline")
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -238,7 +240,7 @@ def test_refusals_of_all_clients_are_told(rig: Rig) -> None:
     assert now.value("inference_queue_deepest", tier="realtime") == now.value("inference_queue_bound", tier="realtime")
 
 
-def test_promotions_are_told_and_a_server_that_is_away_too(rig: Rig) -> None:
+def test_promotions_are_told(rig: Rig) -> None:
     app = rig.app()
     task_id = str(task(app, "step.offline").submit(0).id)
     grow_old(app, [task_id], 1801)
@@ -248,3 +250,18 @@ def test_promotions_are_told_and_a_server_that_is_away_too(rig: Rig) -> None:
         now = scraped(url, lambda one: one.total("inference_tasks_promoted_total") == 1, "the promotion is told")
     assert now.value("inference_tasks_promoted_total", tier_from="offline", tier_to="batch") == 1
     assert now.value("inference_exporter_up", server="broker") == 1
+
+
+def test_a_server_that_is_away_is_told_and_nothing_else_of_the_fleet(rig: Rig) -> None:
+    (nobody,) = free_ports(1)
+    options = {"broker": {"url": f"amqp://guest:guest@127.0.0.1:{nobody}/", "connect_timeout_s": 1}}
+    exporter = FleetExporter(inference_of(rig.app(**options)), Address("127.0.0.1", 0), every_s=0.1)
+    exporter.start()
+    try:
+        url = f"http://{exporter.server.address}"
+        now = scraped(url, lambda one: one.value("inference_exporter_up", server="state") == 1, "Redis is seen")
+        assert now.value("inference_exporter_up", server="broker") == 0
+        assert not [name for name in now.kinds if name.startswith(("inference_queue", "inference_tier"))]
+        assert get(f"{url}/healthz") == (503, "no answer from: broker\n")
+    finally:
+        exporter.stop()
