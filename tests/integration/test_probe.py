@@ -84,11 +84,15 @@ def test_a_paused_tier_is_late_or_refuses_as_the_operator_wants(rig: Rig, app: I
     assert run("--tier", "offlin").exit_code == 2
 
 
+def submit_until_refused(app: InferenceApp) -> None:
+    for number in range(20):
+        task(app, "step.realtime").submit(number)
+
+
 def test_a_full_tier_refuses(rig: Rig) -> None:
     app = rig.app(tiers={"realtime": {"bound": 1}})
     with pytest.raises(QueueFullError):
-        for number in range(20):
-            task(app, "step.realtime").submit(number)
+        submit_until_refused(app)
     (found,) = probe(inference_of(app), ["realtime"], timeout_s=1)
     assert (found.outcome, type(found.error).__name__) == ("refused", "QueueFullError")
 
