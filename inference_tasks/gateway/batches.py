@@ -164,16 +164,20 @@ class Upload:
             final = [(line, problem) for line, problem in refused if problem.status not in (429, 503)]
             again = [(line, problem) for line, problem in refused if problem.status in (429, 503)]
             for line, problem in final:
-                self.refusals.add(line.number, problem)
+                self._refuse(line, problem)
             left_s = until_s - time.monotonic()
             if again and (left_s <= 0 or self._gateway.is_ending):
                 self._given_up = again[0][1]
                 for line, problem in again:
-                    self.refusals.add(line.number, problem)
+                    self._refuse(line, problem)
                 return
             left = [line for line, _ in again]
             if left:
                 await asyncio.sleep(min(PAUSE_S, left_s))
+
+    def _refuse(self, line: _Line, problem: ProblemError) -> None:
+        self.refusals.add(line.number, problem)
+        self._gateway.metrics.refused(line.tier, problem)
 
     async def _submitted(self, lines: Sequence[_Line]) -> tuple[int, list[tuple[_Line, ProblemError]]]:
         together: dict[tuple[Any, ...], list[_Line]] = defaultdict(list)
@@ -188,6 +192,7 @@ class Upload:
             taken, not_taken = await self._sent(entered)
             refused += not_taken
             accepted += len(taken)
+            self._gateway.metrics.submitted(some[0].tier, len(taken))
             await self._gateway.left(self._key, [line.call.task_id or "" for line, _ in not_taken])
             await self._enlisted(taken)
         self.accepted += accepted

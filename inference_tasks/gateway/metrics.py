@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from inference_tasks.gateway.problems import ProblemError
+
 __all__ = ["METRICS_TYPE", "Metrics"]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,13 +54,15 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)
 
-    def submitted(self, tier: str) -> None:
-        """Count an accepted task."""
-        self._submitted.labels(tier).inc()
+    def submitted(self, tier: str, count: int = 1) -> None:
+        """Count accepted tasks."""
+        self._submitted.labels(tier).inc(count)
 
-    def refused(self, tier: str, problem: str, reason: str) -> None:
+    def refused(self, tier: str, problem: ProblemError) -> None:
         """Count a task that was not accepted."""
-        self._refused.labels(tier, problem, reason).inc()
+        has_reason = problem.status == 429 or problem.name == "tier-paused"
+        reason = str(problem.extensions.get("reason", "")) if has_reason else ""
+        self._refused.labels(tier, problem.name, reason).inc()
 
     def text(self) -> bytes:
         """Return all of it in the text format."""

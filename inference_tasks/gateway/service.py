@@ -160,9 +160,7 @@ class Gateway:
             handle, record = await self._accepted(key, task, body, options, wait_s, gone)
         except (InferenceError, ProblemError) as error:
             problem = error if isinstance(error, ProblemError) else problem_of(error)
-            has_reason = problem.status == 429 or problem.name == "tier-paused"
-            reason = str(problem.extensions.get("reason", "")) if has_reason else ""
-            self.metrics.refused(choice.tier, problem.name, reason)
+            self.metrics.refused(choice.tier, problem)
             raise problem from error
         self.metrics.submitted(choice.tier)
         self.recent.add(handle.id)

@@ -146,6 +146,9 @@ def test_when_a_tier_stays_full_the_rest_is_refused_by_its_line_numbers(stage: S
     batch = upload(stage, *lines, max_wait_s=0.5)
     assert batch["accepted"] == BOUND
     assert {one["problem"] for one in batch["refused_lines"]} == {"queue-full"}
+    figures = stage.http.get("/metrics").text
+    assert f'inference_gateway_submitted_total{{tier="offline"}} {BOUND}.0' in figures
+    assert 'inference_gateway_refused_total{problem="queue-full",reason="full",tier="offline"}' in figures
     assert batch["refused_lines"][-1]["last"] == BOUND + 700
     assert stage.http.get(batch["links"]["self"]).json()["counts"]["pending"] == BOUND
     for row in results(stage, batch):
