@@ -131,7 +131,7 @@ class InferenceConsumer(seam.Consumer):
             one_at_a_time=self._pool_kind == "solo",
             connection_errors=seam.CONNECTION_ERRORS,
         )
-        self._obedience = Obedience(self.dispatcher, served, node=worker)
+        self.obedience = Obedience(self.dispatcher, served, node=worker)
         check_pool(PoolRequest(self._pool_kind, int(pool.limit or 1)), kwargs["app"])
         if self._pool_kind != "prefork":
             self.inference.load_models()
@@ -153,7 +153,7 @@ class InferenceConsumer(seam.Consumer):
             ),
             on_state=lambda reachable: self._mailbox.post(partial(self._state_seen, reachable)),
             on_stopping=lambda stopping: self._mailbox.post(partial(stopper.asked, stopping)),
-            on_switches=lambda switches: self._mailbox.post(partial(self._obedience.obey, switches)),
+            on_switches=lambda switches: self._mailbox.post(partial(self.obedience.obey, switches)),
         )
 
     # -- slots ---------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class InferenceConsumer(seam.Consumer):
         if self._pool_kind == "solo":
             self._solo_heartbeat = seam.SoloHeartbeat(self.connection, self.event_dispatcher)
         if not self._leases.is_alive():
-            self._obedience.begin(self.store)
+            self.obedience.begin(self.store)
             self._leases.start()
 
     def register(self, hub: Any) -> None:
@@ -297,7 +297,7 @@ class InferenceConsumer(seam.Consumer):
         return [(intake.id, token, intake.claimant()) for intake, token in self.dispatcher.claimed()]
 
     def _what_state(self) -> str:
-        return "draining" if self._draining else self._obedience.state
+        return "draining" if self._draining else self.obedience.state
 
     def _state_seen(self, reachable: bool) -> None:
         emit("state.seen", reachable=reachable)

@@ -355,12 +355,10 @@ class Dispatcher:
         running = [(ticket.intake, ticket.token) for ticket in self.slots if ticket.token]
         return running + [(held.intake, held.token) for held in (*self._held, *self._deferred.values()) if held.token]
 
-    def serve(self, queue: str, *, on: bool) -> bool:
-        """Start or stop serving a queue, returning all that has not started; whether that changed anything."""
-        changes = self._demand.serve(queue, on=on) is not None
-        if changes and not on:
+    def serve(self, queue: str, *, on: bool) -> None:
+        """Start or stop serving a queue; when it stops, what has not started goes back, of all queues."""
+        if self._demand.serve(queue, on=on) is not None and not on:
             self._return_all()
-        return changes
 
     @property
     def unanswered(self) -> int:

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 class Obedience:
     """Tells the dispatcher which queues not to serve. What runs goes on, what has not started goes back.
 
-    Queues that were taken from this worker by remote control stay off when a switch is taken away.
+    Remote control (``add_consumer``, ``cancel_consumer``) comes through here too: a queue is served when neither has
+    taken it away.
 
     Attributes:
         state: of the worker, as its heartbeat tells it: ``running``, ``paused`` or ``draining``.
@@ -34,6 +35,7 @@ class Obedience:
         self._served = tuple(served)
         self._node = node
         self._off: set[str] = set()
+        self._taken: set[str] = set()
         self._switches = ALL_ON
         self.state = "running"
 
@@ -48,16 +50,19 @@ class Obedience:
         """Take note of what is switched off now."""
         own = switches.worker(self._node)
         self.state = "running" if own is None else "draining" if own.action == Action.DRAIN else "paused"
+        is_off = own is not None
+        self._off = {key.name for key in self._served if is_off or switches.stopped(key.tier, key.lane) is not None}
         for key in self._served:
-            off = own is not None or switches.stopped(key.tier, key.lane) is not None
-            if off == (key.name in self._off):
-                continue
-            if not off:
-                self._off.discard(key.name)
-                self._dispatcher.serve(key.name, on=True)
-            elif self._dispatcher.serve(key.name, on=False):
-                self._off.add(key.name)
+            self._apply(key.name)
         self._log(switches)
+
+    def serve(self, queue: str, *, on: bool) -> None:
+        """Start or stop serving a queue by remote control."""
+        (self._taken.discard if on else self._taken.add)(queue)
+        self._apply(queue)
+
+    def _apply(self, queue: str) -> None:
+        self._dispatcher.serve(queue, on=queue not in self._off and queue not in self._taken)
 
     def _log(self, switches: Switches) -> None:
         for target in self._switches.by_target.keys() - switches.by_target.keys():

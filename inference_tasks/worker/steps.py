@@ -40,11 +40,11 @@ class TierConsumer:
 
     def add_queue(self, queue: Any) -> None:
         self.queues.append(queue)
-        self._owner.dispatcher.serve(queue.name, on=True)
+        self._owner.obedience.serve(queue.name, on=True)
 
     def cancel_by_queue(self, queue: str) -> None:
         self.queues = [one for one in self.queues if one.name != queue]
-        self._owner.dispatcher.serve(queue, on=False)
+        self._owner.obedience.serve(queue, on=False)
 
 
 class TierStep(bootsteps.StartStopStep):

@@ -123,9 +123,17 @@ def test_a_worker_that_is_switched_off_takes_nothing_and_finishes_what_runs(acti
 
 def test_what_remote_control_took_away_stays_away_when_a_switch_is_taken_back() -> None:
     bench, obedience = backlogged(1)
-    bench.dispatcher.serve("offline", on=False)
+    obedience.serve("offline", on=False)
     obedience.obey(switches(worker_w1="pause"))
+    obedience.serve("batch", on=True)
+    obedience.serve("realtime", on=False)
+    bench.settle()
+    bench.run(0.1)
+    assert not bench.running
     obedience.obey(ALL_ON)
+    bench.settle()
+    assert set(started(bench, 60, 0.001)) == {"batch"}
+    obedience.serve("realtime", on=True)
     bench.settle()
     assert set(started(bench, 60, 0.001)) == {"realtime", "batch"}
 
