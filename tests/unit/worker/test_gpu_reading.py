@@ -80,3 +80,13 @@ def test_a_driver_that_fails_is_asked_again_after_a_minute() -> None:
     clock.now_s = EVERY_S + RETRY_S
     assert reader.read() == GpuReading(4, 16, 0.5)
     assert driver.inits == 2
+
+
+def test_the_real_package_has_what_is_used_and_where_there_is_no_driver_nothing_is_read() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    used = [name for name in dir(Driver) if name.startswith("nvml")]
+    assert len(used) == 9
+    assert all(callable(getattr(pynvml, name)) for name in used)
+    assert issubclass(pynvml.NVMLError, Exception)
+    reading = GpuReader("0").read()
+    assert reading is None or reading.memory_total_bytes > 0
