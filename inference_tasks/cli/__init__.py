@@ -30,6 +30,7 @@ COMMANDS = {
     "dead": "inference_tasks.cli.dead:dead",
     "topology": "inference_tasks.cli.topology:topology",
     "settings": "inference_tasks.cli.settings:settings",
+    "metrics": "inference_tasks.cli.metrics:metrics",
     "dev": "inference_tasks.cli.dev:dev",
     "demo": "inference_tasks.cli.demo:demo",
     "doctor": "inference_tasks.cli.doctor:doctor",

@@ -22,7 +22,9 @@ inference-tasks worker -A vision:app --metrics-port 9101          each worker, o
 inference-tasks maintenance -A vision:app --metrics-port 9100     one for the deployment, of all of it
 ```
 
-Both answer `/metrics` in Prometheus' text format and `/healthz`, on the loopback address unless told otherwise
+`inference-tasks metrics rules` and `inference-tasks metrics dashboard` print rules and dashboard.
+
+Both workers answer `/metrics` in Prometheus' text format and `/healthz`, on the loopback address unless told otherwise
 (`--metrics-port 0.0.0.0:9101`). With several GPUs the first worker takes the port, each further one the next. What
 happens in a pool's processes is told by the worker's main process. The gateway has its own `/metrics`.
 
