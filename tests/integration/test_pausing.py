@@ -42,16 +42,18 @@ def test_a_paused_tier_starts_nothing_within_seconds_while_the_others_go_on_unti
     app = rig.app()
     batch = [one.id for one in task(app, "step.batch").submit_many([(n, 0.02) for n in range(200)]).accepted]
     other = [one.id for one in task(app, "step.realtime").submit_many([(n, 0.02) for n in range(1000, 1300)]).accepted]
-    with rig.worker(*POOLS[pool], "--concurrency", "2"):
+    with rig.worker(*POOLS[pool], "--concurrency", "2", "--loglevel", "INFO") as worker:
         until(lambda: len(starts_of(rig, "batch")) >= 5, "batch tasks start")
         paused_at_s = time.time()
         switch = pause(inference_of(app), "P1", by="ann", because="new model")
         assert (switch.target, switch.action) == ("tier:batch", "pause")
+        worker.wait_for("tier:batch: pause by ann: new model")
         rig.wait_states(app, other, success=300)
         started = starts_of(rig, "batch")
         assert started[-1] - paused_at_s < SEEN_WITHIN_S
         # What had been fetched of it is back in its queue, unstarted and unharmed.
-        assert depth(app, "batch", "fresh") == 200 - len(started)
+        until(lambda: depth(app, "batch", "fresh") == 200 - len(started), "what was held is back")
+        assert len(starts_of(rig, "batch")) == len(started)
         assert task(app, "step.batch").submit(900).status().state == "pending"
         resume(inference_of(app), "batch", by="ann")
         rig.wait_states(app, batch, success=200)
