@@ -197,6 +197,19 @@ def test_one_look_in_json_is_what_redis_and_prometheus_say(rig: Rig, gpu_worker:
             assert 0 < metrics["inference_queue_oldest_seconds", name] <= tier["oldest_s"] + 1
         assert metrics[("inference_dead_letters",)] == found["dead"] == 1
         assert [metrics["inference_tier_refusing", tier] for tier in TIERS] == [0, 0, 1]
+        for tier, counts in found["accounts"]["refused"].items():
+            for reason, number in counts.items():
+                assert metrics["inference_tasks_refused_total", tier, reason] == number
+        (beat,) = found["workers"]
+        named = re.sub("-[0-9a-f]{6}@", "@", beat["node"])
+        for metric, field in (
+            ("inference_gpu_memory_used_bytes", "gpu_memory_used_bytes"),
+            ("inference_gpu_memory_total_bytes", "gpu_memory_total_bytes"),
+            ("inference_gpu_utilization_ratio", "gpu_utilization"),
+            ("inference_worker_slots", "slots"),
+            ("inference_worker_busy_slots", "busy"),
+        ):
+            assert metrics[metric, named] == beat[field], metric
         maintenance.terminate()
 
     assert [tier["ready"] for tier in found["tiers"]] == [1, 2, 3]
