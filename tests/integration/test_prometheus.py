@@ -102,7 +102,9 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_with_what_the_fl
                 "the shares are recorded",
                 60,
             )
-            assert prometheus.query("sum(inference_tasks_ended_total)")[()] == 30
+            until(
+                lambda: prometheus.query("sum(inference_tasks_ended_total)").get(()) == 30, "thirty ends are told", 60
+            )
             with inference_of(app).depths() as depths:  # type: ignore[union-attr]
                 seen = fleet.read(inference_of(app), depths)
             ready = prometheus.query("inference:queue_ready:messages")
