@@ -212,9 +212,9 @@ ALERTS: tuple[Alert, ...] = (
         "InferenceWorkersLost",
         "max by (tier) (inference_tier_workers) < on (tier) max by (tier) (max_over_time(inference_tier_workers[1h]))",
         "10m",
-        "warning",
+        "info",
         "Fewer workers serve {{ $labels.tier }} than within the last hour: {{ $value }}.",
-        "On purpose, or has one died? Its log, and inference-tasks top.",
+        "On purpose (somebody, or an autoscaler), or has one died? Its log, and inference-tasks top.",
     ),
     Alert(
         "InferenceStaleWrites",
