@@ -8,7 +8,6 @@ without end: there are tiers, lanes, names of registered tasks, machines, and wo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,7 +17,7 @@ from typing import Literal, cast
 
 from inference_routing.lane import LANE_NAMES
 from inference_routing.tier import TIER_NAMES
-from inference_tasks.observe.events import WAIT_BUCKETS_S
+from inference_tasks.observe.events import EVENTS, WAIT_BUCKETS_S, Event
 
 __all__ = ["EVENT_METRICS", "RUN_BUCKETS_S", "Family", "Metric", "Recorder"]
 
@@ -217,105 +216,118 @@ EVENT_METRICS: tuple[Metric, ...] = (
 )
 
 
+class _Cells:
+    """What has been counted of one event: {values of its labels: [events, sum, numbers of its buckets]}.
+
+    By all labels of the event, so that an event costs one look-up however many metrics are made of it.
+    """
+
+    def __init__(self, event: Event, metrics: Sequence[Metric]) -> None:
+        measurements = {metric.measurement for metric in metrics if metric.measurement}
+        buckets = {metric.buckets for metric in metrics if metric.buckets}
+        if len(measurements) > 1 or len(buckets) > 1:
+            raise ValueError(f"expected metrics of one measurement of {event.name}, found {sorted(measurements)}")
+        self.labels = event.labels
+        self.cells: dict[object, list[float]] = {}
+        self.add = self._adding(
+            next(iter(measurements), ""),
+            next(iter(buckets), ()),
+            is_kept=any(metric.kind == "gauge" for metric in metrics),
+        )
+
+    def _adding(
+        self, measurement: str, bounds: tuple[float, ...], *, is_kept: bool
+    ) -> Callable[[Mapping[str, object]], None]:
+        key_of: Callable[[Mapping[str, object]], object]
+        key_of = itemgetter(*self.labels) if self.labels else lambda values: ()
+        cells, empty = self.cells, [0.0] * (2 + (len(bounds) + 1 if bounds else 0))
+
+        def add(values: Mapping[str, object]) -> None:
+            key = key_of(values)
+            cell = cells.get(key)
+            if cell is None:
+                cell = cells[key] = empty.copy()
+            cell[0] += 1.0
+            if measurement:
+                amount = cast("float | None", values[measurement])
+                if amount is not None:
+                    cell[1] = float(amount) if is_kept else cell[1] + amount
+                    if bounds:
+                        cell[2 + bisect_left(bounds, amount)] += 1.0
+
+        return add
+
+    def copied(self) -> list[tuple[dict[str, object], list[float]]]:
+        """Return the cells with their labels."""
+        return [
+            (
+                dict(zip(self.labels, key if isinstance(key, tuple) else (key,), strict=True)),
+                list(cell),
+            )
+            for key, cell in self.cells.items()
+        ]
+
+
 class Recorder:
     """Counts events in this process; a receiver to be subscribed to them. Safe to use from any thread.
 
-    Plain numbers in dicts: on the hot path an event costs a microsecond or so, and a scrape pays for the rest.
+    Plain numbers in dicts: on the hot path an event costs less than a microsecond, and a scrape pays for the rest.
     """
 
     def __init__(self, metrics: Iterable[Metric] = EVENT_METRICS) -> None:
         self._lock = Lock()
-        self._counts: dict[str, dict[object, float]] = {}
-        self._buckets: dict[str, dict[object, list[float]]] = {}
         self._metrics = tuple(metrics)
-        self._on: dict[str, list[Callable[[Mapping[str, object]], None]]] = {}
+        made_of: dict[str, list[Metric]] = {}
         for metric in self._metrics:
-            add = self._bucketing(metric) if metric.kind == "histogram" else self._counting(metric)
-            self._on.setdefault(metric.event, []).append(add)
+            made_of.setdefault(metric.event, []).append(metric)
+        self._cells = {event.name: _Cells(event, made_of[event.name]) for event in EVENTS if event.name in made_of}
+        self._add = {name: cells.add for name, cells in self._cells.items()}
 
     def __call__(self, name: str, values: Mapping[str, object]) -> None:
         """Take note of an event."""
-        with self._lock:
-            for add in self._on.get(name, ()):
+        add = self._add.get(name)
+        if add is not None:
+            with self._lock:
                 add(values)
 
     def families(self) -> list[Family]:
         """Return all metrics with what they say now; those without anything to say too."""
         with self._lock:
-            counts = {name: dict(found) for name, found in self._counts.items()}
-            buckets = {name: {key: list(row) for key, row in found.items()} for name, found in self._buckets.items()}
-        return [
-            _histogram(metric, buckets[metric.name])
-            if metric.kind == "histogram"
-            else Family(metric, [("", _labels(metric, key), number) for key, number in counts[metric.name].items()])
-            for metric in self._metrics
-        ]
-
-    def _counting(self, metric: Metric) -> Callable[[Mapping[str, object]], None]:
-        counts = self._counts[metric.name] = defaultdict(float, _zeros(metric))
-        key_of, measurement, only = _key_of(metric), metric.measurement, tuple(metric.only.items())
-
-        def count(values: Mapping[str, object]) -> None:
-            counts[key_of(values)] += 1.0
-
-        def count_some(values: Mapping[str, object]) -> None:
-            for label, wanted in only:
-                if values[label] != wanted:
-                    return
-            counts[key_of(values)] += 1.0
-
-        def add(values: Mapping[str, object]) -> None:
-            counts[key_of(values)] += cast(float, values[measurement])
-
-        def keep(values: Mapping[str, object]) -> None:
-            counts[key_of(values)] = float(cast(float, values[measurement]))
-
-        if metric.kind == "gauge":
-            return keep
-        return add if measurement else count_some if only else count
-
-    def _bucketing(self, metric: Metric) -> Callable[[Mapping[str, object]], None]:
-        key_of, measurement, bounds = _key_of(metric), metric.measurement, metric.buckets
-        empty = [0.0] * (len(bounds) + 2)
-        rows = self._buckets[metric.name] = {key: empty.copy() for key in _zeros(metric)}
-
-        def add(values: Mapping[str, object]) -> None:
-            amount = cast("float | None", values[measurement])
-            if amount is None:
-                return
-            key = key_of(values)
-            row = rows.get(key)
-            if row is None:
-                row = rows[key] = empty.copy()
-            row[bisect_left(bounds, amount)] += 1
-            row[-1] += amount
-
-        return add
+            copied = {name: cells.copied() for name, cells in self._cells.items()}
+        return [_family(metric, copied[metric.event]) for metric in self._metrics]
 
 
-def _key_of(metric: Metric) -> Callable[[Mapping[str, object]], object]:
-    return itemgetter(*metric.labels) if metric.labels else lambda values: ()
+def _family(metric: Metric, cells: Iterable[tuple[Mapping[str, object], Sequence[float]]]) -> Family:
+    """Return one metric of what has been counted of its event."""
+    size = len(metric.buckets) + 3 if metric.buckets else 2
+    rows = {key: [0.0] * size for key in _zero_keys(metric)}
+    for labels, cell in cells:
+        if any(labels[label] != wanted for label, wanted in metric.only.items()):
+            continue
+        row = rows.setdefault(tuple(str(labels[label]) for label in metric.labels), [0.0] * size)
+        for place, number in enumerate(cell[:size]):
+            row[place] += number
+    if metric.kind == "histogram":
+        return _histogram(metric, rows)
+    index = 1 if metric.measurement else 0
+    return Family(metric, [("", _labels(metric, key), row[index]) for key, row in rows.items()])
 
 
-def _zeros(metric: Metric) -> dict[object, float]:
-    if not metric.begins_at_zero:
-        return {}
-    keys = product(*(KNOWN_VALUES[label] for label in metric.labels))
-    return {key[0] if len(key) == 1 else key: 0.0 for key in keys}
+def _zero_keys(metric: Metric) -> Iterable[tuple[str, ...]]:
+    return product(*(KNOWN_VALUES[label] for label in metric.labels)) if metric.begins_at_zero else ()
 
 
-def _labels(metric: Metric, key: object) -> dict[str, str]:
-    values = key if isinstance(key, tuple) else (key,)
-    return {label: str(value) for label, value in zip(metric.labels, values, strict=True)}
+def _labels(metric: Metric, key: Sequence[str]) -> dict[str, str]:
+    return dict(zip(metric.labels, key, strict=True))
 
 
-def _histogram(metric: Metric, rows: Mapping[object, Sequence[float]]) -> Family:
+def _histogram(metric: Metric, rows: Mapping[tuple[str, ...], Sequence[float]]) -> Family:
     samples: list[tuple[str, Mapping[str, str], float]] = []
     for key, row in rows.items():
         labels, total = _labels(metric, key), 0.0
-        for bound, number in zip((*metric.buckets, float("inf")), row[:-1], strict=True):
+        for bound, number in zip((*metric.buckets, float("inf")), row[2:], strict=True):
             total += number
             samples.append(("_bucket", {**labels, "le": "+Inf" if bound == float("inf") else f"{bound:g}"}, total))
-        samples.append(("_sum", labels, row[-1]))
+        samples.append(("_sum", labels, row[1]))
         samples.append(("_count", labels, total))
     return Family(metric, samples)

@@ -184,6 +184,29 @@ def test_the_recorder_counts_what_it_is_told_in_the_text_format() -> None:
     assert numbers["inference_tasks_floor_windows_total", ("offline", "violated")] == 0
 
 
+def test_metrics_of_one_event_are_made_of_the_same_counts() -> None:
+    recorder = Recorder()
+    told = {"task": "t", "tier": "realtime", "tier_first": "batch"}
+    for outcome, slot_s in (("success", 0.3), ("success", 0.003), ("retried", 1.5), ("crashed", 70.0)):
+        recorder("task.ended", {**told, "outcome": outcome, "slot_s": slot_s})
+    recorder("task.ended", {**told, "tier_first": "realtime", "outcome": "success", "slot_s": 0.1})
+    recorder("unknown", {})
+    numbers: dict[tuple[str, tuple[str, ...]], float] = {}
+    for family in recorder.families():
+        for ending, labels, number in family.samples:
+            numbers[family.metric.name + ending, tuple(labels.values())] = number
+    assert numbers["inference_tasks_run_seconds_count", ("t", "realtime")] == 5
+    assert numbers["inference_tasks_run_seconds_sum", ("t", "realtime")] == pytest.approx(71.903)
+    assert numbers["inference_tasks_run_seconds_bucket", ("t", "realtime", "0.5")] == 3
+    assert numbers["inference_tasks_slot_seconds_total", ("realtime", "batch")] == pytest.approx(71.803)
+    assert numbers["inference_tasks_slot_seconds_total", ("realtime", "realtime")] == pytest.approx(0.1)
+    assert numbers["inference_tasks_slot_seconds_total", ("offline", "batch")] == 0
+    assert numbers["inference_tasks_ended_total", ("t", "batch", "success")] == 2
+    assert numbers["inference_tasks_ended_total", ("t", "realtime", "success")] == 1
+    assert numbers["inference_tasks_retries_total", ("t", "realtime")] == 1
+    assert numbers["inference_tasks_crashes_total", ("t", "realtime")] == 1
+
+
 def test_a_receiver_that_fails_stops_nothing() -> None:
     heard: list[str] = []
 
