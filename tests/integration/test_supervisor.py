@@ -28,6 +28,8 @@ def drain(*_):
     say("drained")
     os._exit(0)
 signal.signal(signal.SIGTERM, drain)
+# A shell starts what runs in its background with this ignored.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 if kind == "devoted":
     from inference_tasks.worker.supervisor import die_with
     die_with(os.getppid())
