@@ -40,7 +40,7 @@ def store() -> FakeTaskStore:
 @pytest.fixture
 def inference(store: FakeTaskStore) -> Any:
     """The parts of an app that are looked at, with a store in memory."""
-    real = inference_of(InferenceApp("top", set_as_current=False))
+    real = inference_of(InferenceApp("top", broker="amqp://nowhere", set_as_current=False))
     parts = ("settings", "topology", "queue_by_lane")
     return SimpleNamespace(store=store, **{name: getattr(real, name) for name in parts})
 
