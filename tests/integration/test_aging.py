@@ -327,16 +327,12 @@ def test_tasks_whose_messages_are_gone_cost_one_look_and_no_order(rig: Rig) -> N
     app = rig.app()
     ids = submitted(app, "offline", range(150))
     grow_old(app, ids[:50], LIMIT_S + 1)
-    for _ in range(50):
-        rig.take(app, "offline")
+    rig.take_many(app, "offline", 50)
     with closing(new_pull(app)) as pull:
         rounds = Sweep(inference_of(app), pull)
         assert rounds.run().returned == 50
         assert [rounds.run().returned for _ in range(3)] == [0, 0, 0]
-    found: list[str] = []
-    while len(found) < 100:
-        found.append(rig.take(app, "offline").headers["id"])
-    assert found == ids[50:]
+    assert [message.headers["id"] for message in rig.take_many(app, "offline", 100)] == ids[50:]
 
 
 @BOTH

@@ -142,18 +142,24 @@ class Rig(Broker):
 
     def take(self, app: InferenceApp, tier: str, lane: str = "fresh", timeout_s: float = PATIENCE_S) -> Any:
         """Take one message out of a queue, waiting for it."""
+        return self.take_many(app, tier, 1, lane, timeout_s)[0]
+
+    def take_many(
+        self, app: InferenceApp, tier: str, count: int, lane: str = "fresh", timeout_s: float = PATIENCE_S
+    ) -> list[Any]:
+        """Take messages out of a queue, waiting for each."""
         queue = inference_of(app).topology.queue(tier, lane).name
+        taken: list[Any] = []
         with Connection(cast(str, inference_of(app).settings.broker.url)) as connection:
             channel: Any = connection.default_channel
-            found: Any = None
 
             def got() -> bool:
-                nonlocal found
-                found = channel.basic_get(queue, no_ack=True)
-                return found is not None
+                while len(taken) < count and (found := channel.basic_get(queue, no_ack=True)) is not None:
+                    taken.append(found)
+                return len(taken) == count
 
-            until(got, f"a message in {queue}", timeout_s)
-            return found
+            until(got, f"{count} messages in {queue}", timeout_s)
+        return taken
 
 
 def task(app: InferenceApp, name: str) -> Any:
