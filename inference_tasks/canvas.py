@@ -22,7 +22,7 @@ def inherited_tier(app: Celery, embed: object, tier: str, default_tier: str) -> 
         tier: the step's own.
         default_tier: of tasks without one.
     """
-    if not isinstance(embed, Mapping):
+    if not isinstance(embed, Mapping) or not (embed.get("chain") or embed.get("chord")):
         return tier
     later = [*_steps(embed.get("chain")), *_steps(embed.get("chord"))]
     tiers = [found for step in later if (found := _lifting_tier(app, step, default_tier)) is not None]

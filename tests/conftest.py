@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,13 +17,12 @@ from tests.support.history import History
 from tests.support.isolation import process_as_it_was
 from tests.support.proxy import FaultProxy
 from tests.support.rabbitmq4 import rabbitmq4_node
-from tests.support.servers import MissingServerError, Node, RabbitMQNode, RedisNode
+from tests.support.servers import RabbitMQNode, RedisNode, installed
 
 pytest_plugins = ["tests.support.celery_nodes", "tests.support.scheduling"]
 
 TESTS = Path(__file__).parent
 KINDS = frozenset({"unit", "properties", "contract", "seam", "integration", "acceptance", "architecture", "examples"})
-ProgramT = TypeVar("ProgramT", bound=Node | Browser)
 
 # A shared machine stalls now and then: a slow example is no failure of a property.
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,14 +89,14 @@ def new_rabbitmq(pytestconfig: pytest.Config) -> Callable[[], RabbitMQNode]:
 @pytest.fixture(scope="session")
 def rabbitmq(new_rabbitmq: Callable[[], RabbitMQNode]) -> Iterator[RabbitMQNode]:
     """The RabbitMQ node that all tests share; a test that harms its broker takes `private_rabbitmq`."""
-    with _installed(new_rabbitmq) as node:
+    with installed(new_rabbitmq) as node:
         yield node
 
 
 @pytest.fixture
 def private_rabbitmq(new_rabbitmq: Callable[[], RabbitMQNode]) -> Iterator[RabbitMQNode]:
     """A RabbitMQ node of this test alone, to be killed, frozen or reconfigured; takes some 10 s to start."""
-    with _installed(new_rabbitmq) as node:
+    with installed(new_rabbitmq) as node:
         yield node
 
 
@@ -119,14 +117,14 @@ def amqp_url(rabbitmq: RabbitMQNode, vhost: str) -> str:
 @pytest.fixture(scope="session")
 def redis_node() -> Iterator[RedisNode]:
     """The Redis node that all tests share, each under a key prefix of its own (`namespace`); never flush it."""
-    with _installed(RedisNode) as node:
+    with installed(RedisNode) as node:
         yield node
 
 
 @pytest.fixture
 def private_redis() -> Iterator[RedisNode]:
     """A Redis node of this test alone, to be killed, frozen or flushed."""
-    with _installed(RedisNode) as node:
+    with installed(RedisNode) as node:
         yield node
 
 
@@ -139,7 +137,7 @@ def redis_url(redis_node: RedisNode) -> str:
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     """A Chromium without a window, with one empty tab."""
-    with _installed(lambda: Browser(tmp_path)) as browser:
+    with installed(lambda: Browser(tmp_path)) as browser:
         yield browser
 
 
@@ -161,13 +159,3 @@ def redis_proxy(redis_node: RedisNode) -> Iterator[FaultProxy]:
 def history(tmp_path: Path) -> History:
     """The history of this test; give `history.env` to the processes that write it."""
     return History(tmp_path / "history.jsonl")
-
-
-def _installed(make: Callable[[], ProgramT]) -> ProgramT:
-    """Make a node, or a browser; where its program is missing, skip at a desk and fail in CI."""
-    try:
-        return make()
-    except MissingServerError as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))

@@ -90,6 +90,11 @@ def clock_time(at_s: float | None) -> str:
     return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at_s else "-"
 
 
+def percent(share: float | None) -> str:
+    """Return a share of 0 to 1 for people; a dash for none."""
+    return "-" if share is None else f"{share:.1%}"
+
+
 def seconds(amount_s: float | None) -> str:
     """Return a duration for people; a dash for none."""
     if amount_s is None:

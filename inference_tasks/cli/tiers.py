@@ -10,6 +10,7 @@ from rich.text import Text
 from inference_tasks.cli.audit import Audit, audit, audit_view
 from inference_tasks.cli.exit import FINDINGS
 from inference_tasks.cli.invocation import Invocation, command_options
+from inference_tasks.cli.screen import percent
 from inference_tasks.observe.tiers import TierReport, report
 from inference_tasks.state.switches import Switches
 
@@ -72,7 +73,7 @@ def _table(found: list[TierReport], unit: str, switches: Switches) -> Group:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
         waiting = [str(one.ready_by_lane[lane]) if lane in one.ready_by_lane else "-" for lane in lanes]
-        shares = [_percent(one.promised), _percent(one.share), _percent(one.share_by_origin)]
+        shares = [percent(one.promised), percent(one.share), percent(one.share_by_origin)]
         row = [*waiting, f"{one.bound}", f"{one.workers}", f"{one.slots}", f"{one.started_per_s:.3g}", *shares]
         table.add_row(one.tier, *row, style="" if one.workers else "yellow")
     what = "slot seconds" if unit == "time" else "starts"
@@ -80,7 +81,3 @@ def _table(found: list[TierReport], unit: str, switches: Switches) -> Group:
     notes += [f"no worker serves {one.tier}, and {one.ready} wait" for one in found if one.ready and not one.workers]
     off = [f"{one.target} is switched off ({one.action}) by {one.by}" for one in switches]
     return Group(table, Text("\n".join(notes), style="dim"), *(Text(one, style="yellow") for one in off))
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inference_tasks.cli.screen import clock_time, seconds
+from inference_tasks.cli.screen import clock_time, percent, seconds
 from inference_tasks.state.switches import tier_target, worker_target
 from inference_tasks.worker.gpu import Gpu, tokens
 
@@ -58,9 +58,9 @@ def _tiers(fleet: Fleet, chosen: str, *, is_wide: bool) -> Table:
     table.add_column("", no_wrap=True)
     for tier in fleet.tiers:
         waits = (span(tier.oldest_s), span(tier.wait_p50_s), span(tier.wait_p99_s))
-        row = [f"{tier.ready}", f"{tier.bound}", *waits, _percent(tier.promised), _percent(tier.share)]
+        row = [f"{tier.ready}", f"{tier.bound}", *waits, percent(tier.promised), percent(tier.share)]
         if is_wide:
-            row += [_percent(tier.share_by_origin), f"{tier.started_per_s:.3g}"]
+            row += [percent(tier.share_by_origin), f"{tier.started_per_s:.3g}"]
             row += [f"{number}" for number in (tier.running, tier.parked, tier.dead)]
         style = CHOSEN if tier_target(tier.tier) == chosen else ("" if tier.workers else "yellow")
         table.add_row(tier.tier, *row, ", ".join(_remarks(tier)), style=style)
@@ -95,7 +95,7 @@ def _workers(fleet: Fleet, chosen: str) -> Table:
             f"{beat.busy} of {beat.slots}",
             label,
             _memory(beat),
-            _percent(beat.gpu_utilization),
+            percent(beat.gpu_utilization),
         )
         table.add_row(*row, style=CHOSEN if worker_target(beat.node) == chosen else "")
         for one in beat.running[:TASKS_SHOWN]:
@@ -139,7 +139,3 @@ def _memory(beat: WorkerBeat) -> str:
 
 def _table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

@@ -23,14 +23,12 @@ from inference_tasks.errors import BrokerUnavailableError, DeploymentError, Sett
 from inference_tasks.observe.exporter import WorkerExporter
 from inference_tasks.observe.exposition import Address
 from inference_tasks.settings.tree import CONSUMER_TIMEOUT_SINCE
-from inference_tasks.worker.gpu import Gpu, Gpus, choose, discover, environment_for, has_initialised_cuda
+from inference_tasks.worker.gpu import VISIBLE, Gpu, Gpus, choose, discover, environment_for, has_initialised_cuda
 from inference_tasks.worker.heartbeat import own_version
 from inference_tasks.worker.pool_options import PoolRequest, check_pool, refuse_pool
 from inference_tasks.worker.supervisor import ChildPlan, Supervisor, die_with
 
 __all__ = ["node_name", "worker"]
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @click.command()
@@ -108,7 +106,7 @@ def worker(
     if pool is not None:
         refuse_pool(pool)
     gpus = discover(os.environ)
-    chosen = choose(gpu, gpus, restricted=_VISIBLE in os.environ)
+    chosen = choose(gpu, gpus, restricted=VISIBLE in os.environ)
     if len(chosen) > 1 or (kill_after_s is not None and supervised_by is None):
         click.get_current_context().exit(_supervise(chosen, name, kill_after_s, metrics_port))
     if supervised_by is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -115,10 +116,10 @@ def read(inference: Inference, depths: CountsWaiting) -> Fleet:
     accounts, switches = store.accounts(), store.switches()
     # Ages are differences to moments that Redis wrote, and clocks differ.
     now_s = store.server_time_s()
-    reports = tier_reports(inference, ready, beats)
+    reports, rates = tier_reports(inference, ready, beats), drain_rates(beats)
     return Fleet(
         at_s=now_s,
-        tiers=tuple(_view(inference, one, beats, backlogs, accounts, switches, now_s) for one in reports),
+        tiers=tuple(_view(inference, one, beats, rates, backlogs, accounts, switches, now_s) for one in reports),
         workers=tuple(beats),
         dead=ready.get(topology.dead.name, 0),
         promoted_60s={
@@ -134,6 +135,7 @@ def _view(
     inference: Inference,
     report: TierReport,
     beats: Sequence[WorkerBeat],
+    rates: Mapping[str, float],
     backlogs: Mapping[str, Backlog],
     accounts: Accounts,
     switches: Switches,
@@ -146,13 +148,13 @@ def _view(
     returned = lanes.get(RETURNED)
     away = accounts.away.get(tier, 0)
     counts = accounts.by_tier.get(tier, {})
-    waits = _summed(beat.waits_60s.get(tier, {}) for beat in beats)
+    waits = sum((Counter(beat.waits_60s.get(tier, {})) for beat in beats), Counter[int]())
     longest = [beat.longest_wait_60s[tier] for beat in beats if tier in beat.longest_wait_60s]
     longest_s = max(longest, default=None)
     ended = sum(beat.ended_60s.get(tier, 0) for beat in beats)
     failed = sum(beat.failed_60s.get(tier, 0) for beat in beats)
     last_start_s = max((beat.last_start_at_s.get(tier, 0.0) for beat in beats), default=0.0)
-    rate = drain_rates(beats).get(tier)
+    rate = rates.get(tier)
     return TierView(
         **{field.name: getattr(report, field.name) for field in fields(TierReport)},
         oldest_s=oldest_s,
@@ -189,11 +191,3 @@ def wait_quantile(counts: Mapping[int, int], ratio: float, longest_s: float | No
             return min(found, longest_s) if longest_s is not None else found
         below += counts[place]
     return longest_s
-
-
-def _summed(rows: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    total: dict[int, int] = {}
-    for row in rows:
-        for place, number in row.items():
-            total[place] = total.get(place, 0) + number
-    return total

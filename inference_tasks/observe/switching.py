@@ -9,13 +9,12 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from inference_routing.lane import LANE_NAMES
 from inference_routing.tier import TIER_NAMES, tier_name
 from inference_routing.tier import UnknownTierError as CoreUnknownTierError
-from inference_tasks.errors import CallerError
+from inference_tasks.errors import CallerError, nearest
 from inference_tasks.state.switches import Action, Switch, lane_target, tier_target, worker_target
 
 if TYPE_CHECKING:
@@ -33,10 +32,9 @@ class UnknownTargetError(CallerError, LookupError):
     """
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        found = get_close_matches(name, known, n=1, cutoff=0.5)
         self.name = name
-        self.nearest = found[0] if found else None
-        hint = f"Did you mean {self.nearest!r}?" if found else f"There are: {', '.join(known)}."
+        self.nearest = nearest(name, known)
+        hint = f"Did you mean {self.nearest!r}?" if self.nearest else f"There are: {', '.join(known)}."
         super().__init__(
             f"There is no tier, lane or live worker {name!r}. {hint} A lane is written tier.lane, a worker that does "
             "not run now worker:NODE."

@@ -18,6 +18,7 @@ from inference_tasks.observe.probe import probe
 from inference_tasks.observe.switching import pause
 from inference_tasks.probing import PROBE
 from tests.support.brokers import until
+from tests.support.dead_letters import settings
 from tests.support.rig import POOLS, Rig, task
 
 TIERS = ("realtime", "batch", "offline")
@@ -26,11 +27,8 @@ TIERS = ("realtime", "batch", "offline")
 @pytest.fixture
 def app(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> InferenceApp:
     app = rig.app()
-    settings = inference_of(app).settings
-    monkeypatch.setenv("INFERENCE_BROKER__URL", str(settings.broker.url))
-    monkeypatch.setenv("INFERENCE_STATE__URL", str(settings.state.url))
-    monkeypatch.setenv("INFERENCE_STATE__PREFIX", settings.state.prefix)
-    monkeypatch.setenv("INFERENCE_NAMESPACE", settings.namespace)
+    for name, value in settings(rig).items():
+        monkeypatch.setenv(name, value)
     return app
 
 

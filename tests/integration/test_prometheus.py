@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import yaml
@@ -19,21 +16,11 @@ from tests.integration.test_metrics import TIERS, Scrape, address, command, get
 from tests.support.brokers import until
 from tests.support.prometheus import PrometheusNode, promtool
 from tests.support.rig import Rig, task
-from tests.support.servers import MissingServerError
+from tests.support.servers import installed
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "config" / "prometheus" / "rules.yml"
 RULE_TESTS = ROOT / "tests" / "prometheus" / "rules.test.yml"
-T = TypeVar("T")
-
-
-def installed(make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except MissingServerError as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
 
 
 def test_the_rules_are_valid_and_say_what_their_tests_say() -> None:

@@ -16,6 +16,7 @@ from inference_tasks.observe.why import Why, why
 from inference_tasks.state.store import TaskStore
 from tests.support.aging import grow_old, sweep
 from tests.support.brokers import until
+from tests.support.dead_letters import settings
 from tests.support.gateway import GatewayProcess
 from tests.support.rig import Rig, task
 from tests.support.waiting import dependent
@@ -159,11 +160,8 @@ def test_it_is_one_round_trip_whatever_waits(rig: Rig, monkeypatch: pytest.Monke
 
 def test_the_command_and_http_say_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     app = rig.app()
-    settings = inference_of(app).settings
-    monkeypatch.setenv("INFERENCE_BROKER__URL", str(settings.broker.url))
-    monkeypatch.setenv("INFERENCE_STATE__URL", str(settings.state.url))
-    monkeypatch.setenv("INFERENCE_STATE__PREFIX", settings.state.prefix)
-    monkeypatch.setenv("INFERENCE_NAMESPACE", settings.namespace)
+    for name, value in settings(rig).items():
+        monkeypatch.setenv(name, value)
     pause(inference_of(app), "batch", by="ann", because="new model", refuse=True)
     resume(inference_of(app), "batch", by="ann")
     handle = task(app, "step.batch").submit(0)

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from inference_tasks.errors import InferenceError
-from tests.conftest import _installed
 from tests.support.brokers import until
 from tests.support.history import History
 from tests.support.parked import parked
 from tests.support.processes import WorkerProcess
 from tests.support.proxy import FaultProxy
 from tests.support.rig import POOLS, Rig, connections_lost, task
-from tests.support.servers import RabbitMQNode
+from tests.support.servers import RabbitMQNode, installed
 
 MET = "met a live claim"
 SLOTS = {"prefork": 2, "threads": 2, "solo": 1}
@@ -222,7 +221,7 @@ on_its_own_node = pytest.mark.xdist_group("own-node")
 @pytest.fixture(scope="module")
 def own_node() -> Iterator[RabbitMQNode]:
     """A node that may be restarted, and that waits three seconds for an acknowledgement."""
-    with _installed(lambda: RabbitMQNode({"consumer_timeout": "3000"})) as node:
+    with installed(lambda: RabbitMQNode({"consumer_timeout": "3000"})) as node:
         node.evaluate("application:set_env(rabbit, channel_tick_interval, 1000)")
         yield node
 

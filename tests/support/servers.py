@@ -18,17 +18,22 @@ import urllib.error
 import urllib.request
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import quote
+
+import pytest
 
 from tests.support.processes import LoggedProcess, program
 
 LOOPBACK = "127.0.0.1"
 _DEBIAN_RABBITMQ = "/usr/lib/rabbitmq/bin"  # the real scripts; those on the PATH refuse all users but root and rabbitmq
+
+
+ProgramT = TypeVar("ProgramT")
 
 
 class MissingServerError(RuntimeError):
@@ -37,6 +42,16 @@ class MissingServerError(RuntimeError):
     def __init__(self, name: str, remedy: str | None = None) -> None:
         super().__init__(f"{name} is not installed: {remedy or f'apt-get install {name}'}")
         self.name = name
+
+
+def installed(make: Callable[[], ProgramT]) -> ProgramT:
+    """Make a node, a browser, what a program says; where it is missing, skip at a desk and fail in CI."""
+    try:
+        return make()
+    except MissingServerError as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
 
 
 def free_ports(count: int) -> list[int]:
