@@ -182,7 +182,8 @@ class Pipeline:
                 ticket.open += 1
                 if ticket.expired:
                     self._settle(flight, Unavailable("it was not sent in time"))
-                elif outgoing.task is not None and self._state is not None:
+                elif outgoing.task is not None and self._settings.state is not None:
+                    # Not self._state: what is handed over before the loop has begun comes here before that is made.
                     self._to_record.put(flight)
                 else:
                     self._to_write.put(flight)

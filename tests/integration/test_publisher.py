@@ -23,6 +23,7 @@ from inference_tasks.broker.messages import (
     Unavailable,
     Unknown,
 )
+from inference_tasks.broker.pipeline import Pipeline
 from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.errors import TaskNotFoundError
 from inference_tasks.state.records import NewTask, SubmitAnswer
@@ -116,6 +117,22 @@ class TestAccepted:
         assert found.headers == {"id": "task-1", "task": "t", "at": 2**40, "none": None}
         assert found.properties["delivery_mode"] == 2
         assert found.properties["correlation_id"] == "task-1"
+
+    def test_what_is_handed_over_before_the_loop_has_begun_gets_its_record_too(
+        self, recording: Publisher, store: TaskStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a busy machine the caller is faster than the new thread: the first message of a process."""
+        run, handed_over = Pipeline._run, threading.Event()
+
+        def late(pipeline: Pipeline) -> None:
+            handed_over.wait(10)
+            run(pipeline)
+
+        monkeypatch.setattr(Pipeline, "_run", late)
+        future = recording.post(message(1, recorded=True))
+        handed_over.set()
+        assert future.result(10) == Accepted()
+        assert store.get("task-1").state == "pending"
 
     def test_a_task_that_has_ended_is_accepted_and_not_published_again(
         self, publishers: MakePublisher, url: str
