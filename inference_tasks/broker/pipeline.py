@@ -237,10 +237,11 @@ class Pipeline:
                     flight.encoded = self._settings.link.encode(flight.outgoing)
                 flight.stage = Stage.RECORDED
                 self._followers.sent_or_waits(flight)
-        if orphans:
-            self._in_background(self._retract(orphans))
         if parked:
             self._in_background(self._refuse(parked, "parked"))
+        if orphans:
+            # Before any other record is written: their callers may be trying again by now, under the same ids.
+            await self._retract(orphans)
 
     async def _write(self, flights: list[Flight]) -> None:
         try:

@@ -6,12 +6,13 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
+from redis.asyncio import Redis
 
 from inference_tasks.broker.messages import (
     Accepted,
@@ -26,6 +27,7 @@ from inference_tasks.broker.messages import (
 from inference_tasks.broker.pipeline import Pipeline
 from inference_tasks.broker.publisher import Publisher, redis_records
 from inference_tasks.errors import TaskNotFoundError
+from inference_tasks.state.aio import AsyncTaskStore
 from inference_tasks.state.records import NewTask, SubmitAnswer
 from inference_tasks.state.store import TaskStore
 from tests.support.proxy import FaultProxy
@@ -132,6 +134,16 @@ class TestAccepted:
         future = recording.post(message(1, recorded=True))
         handed_over.set()
         assert future.result(10) == Accepted()
+        assert store.get("task-1").state == "pending"
+
+    def test_a_second_try_keeps_its_record_when_that_of_the_first_came_too_late(
+        self, publishers: MakePublisher, url: str, store: TaskStore, redis_url: str
+    ) -> None:
+        taken_back = threading.Event()
+        publisher = publishers(url, state=lambda: Late(redis_url, store.prefix, taken_back))
+        assert kinds([publisher.send(message(1, recorded=True), 0.2)]) == ["Unavailable"]
+        assert publisher.send(message(1, recorded=True)) == Accepted()
+        assert taken_back.wait(10)
         assert store.get("task-1").state == "pending"
 
     def test_a_task_that_has_ended_is_accepted_and_not_published_again(
@@ -412,6 +424,25 @@ class TestFork:
         assert set(kinds(outcomes)) == {"Accepted"}
         assert recording.send(message(20_000)) == Accepted()
         assert len(take(url, WIDE)) == 62 + len(outcomes)
+
+
+class Late(AsyncTaskStore):
+    """A state port whose first record comes after its caller's time, and whose takings back are slow."""
+
+    def __init__(self, url: str, prefix: str, taken_back: threading.Event) -> None:
+        self.late_s, self.taken_back = 0.5, taken_back
+        super().__init__(Redis.from_url(url), prefix)
+
+    async def submit(self, tasks: Sequence[NewTask]) -> list[SubmitAnswer]:
+        late_s, self.late_s = self.late_s, 0.0
+        await asyncio.sleep(late_s)
+        return await super().submit(tasks)
+
+    async def retract(self, task_ids: Iterable[str], nonce: str, refused: str = "") -> int:
+        await asyncio.sleep(0.3)
+        deleted = await super().retract(task_ids, nonce, refused)
+        self.taken_back.set()
+        return deleted
 
 
 class Answering:
