@@ -69,16 +69,15 @@ class WorkerExporter:
             DeploymentError: the port cannot be had.
         """
         self._recorder = Recorder(metric for metric in EVENT_METRICS if metric.told_by == "worker")
-        labels = {"gpu": gpu or "", "pool": pool, "version": version}
-        self._info = Family(WORKER_INFO, [("", labels, 1.0)])
-        self.server = MetricsServer(address, self.families, lambda: None)
+        self._info = WORKER_INFO.family([((gpu or "", pool, version), 1.0)])
+        self.server = MetricsServer(address, self, lambda: None)
         subscribe(self._recorder)
         self.server.start()
 
-    def families(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Family]:
         """Return what is told now."""
         yield self._info
-        yield from self._recorder.families()
+        yield from self._recorder.collect()
 
     def close(self) -> None:
         """Count no more, and give the port back."""
@@ -110,7 +109,7 @@ class FleetExporter(threading.Thread):
         self._read_s = 0.0
         self._up = {"broker": False, "state": False}
         self._fresh: deque[tuple[float, Mapping[str, int]]] = deque()
-        self.server = MetricsServer(address, self.families, self._health)
+        self.server = MetricsServer(address, self, self._health)
 
     def start(self) -> None:
         """Begin to look, to count the events of this process, and to answer."""
@@ -163,12 +162,12 @@ class FleetExporter(threading.Thread):
             return False
         return True
 
-    def families(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Family]:
         """Return what is told now."""
         up, took = EXPORTER_METRICS
-        yield Family(up, [("", {"server": server}, float(is_up)) for server, is_up in self._up.items()])
-        yield Family(took, [("", {}, self._read_s)])
-        yield from self._recorder.families()
+        yield up.family(((server,), float(is_up)) for server, is_up in self._up.items())
+        yield took.family([((), self._read_s)])
+        yield from self._recorder.collect()
         fleet = self._fleet
         if fleet is None or monotonic() - self._read_at_s > STALE_S:
             return
@@ -179,8 +178,7 @@ class FleetExporter(threading.Thread):
             stale_writes=self._stale_writes,
         )
         for metric in FLEET_METRICS:
-            samples = [("", dict(zip(metric.labels, labels, strict=True)), n) for labels, n in metric.read(reading)]
-            yield Family(metric, samples)
+            yield metric.family(metric.read(reading))
 
     def _deepest(self) -> dict[str, int]:
         deepest: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Metrics over HTTP, in Prometheus' text format, without a package for it."""
+"""Metrics over HTTP, beside what a health check asks for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Self
 
-from inference_tasks.errors import DeploymentError
-from inference_tasks.observe.metrics import Family
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-__all__ = ["Address", "MetricsServer", "parse_address", "text_of"]
+from inference_tasks.errors import DeploymentError
+
+__all__ = ["Address", "MetricsServer", "parse_address"]
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOOPBACK = "127.0.0.1"
 #: A scraper that is slower than this to ask, or to take the answer, is let go.
 CLIENT_S = 10.0
@@ -53,52 +54,24 @@ def parse_address(text: str) -> Address:
     return Address(host.strip("[]") or LOOPBACK, int(port))
 
 
-def text_of(families: Iterable[Family]) -> str:
-    """Return metrics in the text format."""
-    lines: list[str] = []
-    for family in families:
-        metric = family.metric
-        lines.append(f"# HELP {metric.name} {_escaped(metric.help)}")
-        lines.append(f"# TYPE {metric.name} {metric.kind}")
-        for ending, labels, number in family.samples:
-            told = ",".join(f'{label}="{_escaped(value, quoted=True)}"' for label, value in labels.items())
-            lines.append(
-                f"{metric.name}{ending}{{{told}}} {_number(number)}"
-                if told
-                else f"{metric.name}{ending} {_number(number)}"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str, *, quoted: bool = False) -> str:
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return text.replace('"', '\\"') if quoted else text
-
-
-def _number(number: float) -> str:
-    return repr(int(number)) if number == int(number) and abs(number) < 2**53 else repr(float(number))
-
-
 class MetricsServer:
     """Answers ``/metrics`` and ``/healthz`` from threads of its own until it is closed.
 
     A process that is forked off does not keep the port.
     """
 
-    def __init__(
-        self, address: Address, families: Callable[[], Iterable[Family]], health: Callable[[], str | None]
-    ) -> None:
+    def __init__(self, address: Address, collector: Collector, health: Callable[[], str | None]) -> None:
         """Take the port; nothing is answered before ``start``.
 
         Args:
             address: where to listen.
-            families: what ``/metrics`` tells.
+            collector: what ``/metrics`` tells.
             health: what is wrong, None if nothing is.
 
         Raises:
             DeploymentError: the port cannot be had.
         """
-        handler = type("Handler", (_Handler,), {"families": staticmethod(families), "health": staticmethod(health)})
+        handler = type("Handler", (_Handler,), {"collector": collector, "health": staticmethod(health)})
         try:
             self._server = (_Server6 if ":" in address.host else _Server)(address, handler)
         except OSError as exc:
@@ -136,27 +109,27 @@ class _Server6(_Server):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_S
-    families: Callable[[], Iterable[Family]]
+    collector: Collector
     health: Callable[[], str | None]
 
     def do_GET(self) -> None:
         match self.path.partition("?")[0]:
             case "/metrics":
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 try:
-                    body = text_of(self.families())
+                    body = encode(self.collector)
                 except Exception:
                     log.exception("metrics could not be told")
-                    self._answer(500, "metrics could not be told; the log says why\n", "text/plain")
+                    self._answer(500, b"metrics could not be told; the log says why\n")
                     return
-                self._answer(200, body, CONTENT_TYPE)
+                self._answer(200, body, content_type)
             case "/healthz":
                 wrong = self.health()
-                self._answer(503 if wrong else 200, f"{wrong or 'ok'}\n", "text/plain; charset=utf-8")
+                self._answer(503 if wrong else 200, f"{wrong or 'ok'}\n".encode())
             case _:
-                self._answer(404, "here are /metrics and /healthz\n", "text/plain; charset=utf-8")
+                self._answer(404, b"here are /metrics and /healthz\n")
 
-    def _answer(self, status: int, text: str, content_type: str) -> None:
-        body = text.encode()
+    def _answer(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -80,7 +80,7 @@ def _take_turns(file: Path, sides: tuple[str, ...]) -> None:
 
 if "BENCH_SLICES" in os.environ:
     _server = MetricsServer(
-        Address("127.0.0.1", int(os.environ["BENCH_METRICS_PORT"])), _recorder.families, lambda: None
+        Address("127.0.0.1", int(os.environ["BENCH_METRICS_PORT"])), _recorder, lambda: None
     ).start()
 
     @worker_ready.connect(weak=False)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks.app import inference_of
 from inference_tasks.errors import QueueFullError, TierPausedError
+from inference_tasks.observe.exporter import catalogue
 from inference_tasks.state.switches import Action
 from tests.support import fake_gpu
 from tests.support.brokers import until
@@ -245,11 +246,12 @@ def test_what_a_full_queue_refuses_is_counted(rig: Rig) -> None:
 
 
 def scraped(url: str) -> dict[tuple[str, ...], float]:
-    """{(metric, values of its labels): number}."""
+    """{(metric, values of its labels, in the order of the catalogue): number}."""
+    order = {metric.name: metric.labels for metric in catalogue()}
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     return {
-        (sample.name, *sample.labels.values()): sample.value
+        (sample.name, *(sample.labels[name] for name in order.get(sample.name, sorted(sample.labels)))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

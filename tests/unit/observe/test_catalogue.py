@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks.cli import main
@@ -19,7 +20,7 @@ from inference_tasks.gateway import metrics as gateway
 from inference_tasks.observe.dashboard import dashboard, dashboard_document
 from inference_tasks.observe.events import EVENTS, emit, subscribe, unsubscribe
 from inference_tasks.observe.exporter import catalogue
-from inference_tasks.observe.exposition import Address, parse_address, text_of
+from inference_tasks.observe.exposition import Address, parse_address
 from inference_tasks.observe.fleet import wait_quantile
 from inference_tasks.observe.fleet_metrics import worker_label
 from inference_tasks.observe.metrics import EVENT_METRICS, Recorder
@@ -167,21 +168,21 @@ def test_the_recorder_counts_what_it_is_told_in_the_text_format() -> None:
         unsubscribe(recorder)
     emit("task.promoted", tier_from="offline", tier_to="batch", count=7)
     numbers: dict[tuple[str, tuple[str, ...]], float] = {}
-    for family in text_string_to_metric_families(text_of(recorder.families())):
+    for family in text_string_to_metric_families(generate_latest(recorder).decode()):
         for sample in family.samples:
             numbers[sample.name, tuple(sample.labels.values())] = sample.value
-    assert numbers["inference_tasks_started_total", ("batch", "offline", "aged")] == 4
+    assert numbers["inference_tasks_started_total", ("aged", "batch", "offline")] == 4
     assert numbers["inference_tasks_wait_seconds_count", ("offline",)] == 3
     assert numbers["inference_tasks_wait_seconds_sum", ("offline",)] == pytest.approx(20_000.154)
-    assert numbers["inference_tasks_wait_seconds_bucket", ("offline", "0.1")] == 1
-    assert numbers["inference_tasks_wait_seconds_bucket", ("offline", "0.2")] == 2
-    assert numbers["inference_tasks_wait_seconds_bucket", ("offline", "14400")] == 2
-    assert numbers["inference_tasks_wait_seconds_bucket", ("offline", "+Inf")] == 3
+    assert numbers["inference_tasks_wait_seconds_bucket", ("0.1", "offline")] == 1
+    assert numbers["inference_tasks_wait_seconds_bucket", ("0.2", "offline")] == 2
+    assert numbers["inference_tasks_wait_seconds_bucket", ("14400", "offline")] == 2
+    assert numbers["inference_tasks_wait_seconds_bucket", ("+Inf", "offline")] == 3
     assert numbers["inference_tasks_retries_total", ('a "b"\n\\', "batch")] == 1
     assert numbers["inference_tasks_promoted_total", ("offline", "batch")] == 7
     assert numbers["inference_worker_state_up", ()] == 0
     # There before the first time, or that time would not be seen as an increase.
-    assert numbers["inference_tasks_floor_windows_total", ("offline", "violated")] == 0
+    assert numbers["inference_tasks_floor_windows_total", ("violated", "offline")] == 0
 
 
 def test_metrics_of_one_event_are_made_of_the_same_counts() -> None:
@@ -192,9 +193,9 @@ def test_metrics_of_one_event_are_made_of_the_same_counts() -> None:
     recorder("task.ended", {**told, "tier_first": "realtime", "outcome": "success", "slot_s": 0.1})
     recorder("unknown", {})
     numbers: dict[tuple[str, tuple[str, ...]], float] = {}
-    for family in recorder.families():
-        for ending, labels, number in family.samples:
-            numbers[family.metric.name + ending, tuple(labels.values())] = number
+    for family in recorder.collect():
+        for sample in family.samples:
+            numbers[sample.name, tuple(sample.labels.values())] = sample.value
     assert numbers["inference_tasks_run_seconds_count", ("t", "realtime")] == 5
     assert numbers["inference_tasks_run_seconds_sum", ("t", "realtime")] == pytest.approx(71.903)
     assert numbers["inference_tasks_run_seconds_bucket", ("t", "realtime", "0.5")] == 3
