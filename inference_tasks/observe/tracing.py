@@ -44,8 +44,10 @@ __all__ = ["incoming", "stop_tracing", "trace_tasks"]
 FLUSH_MS = 2000
 
 _OURS = "inference_tasks"
-_TASK, _TIER, _LANE = (f"{_OURS}.{name}" for name in ("task", "tier", "lane"))
-_HEADER_NAMES = (("tier_first", "tier_first"), ("generation", "gen"), ("hop", "hop"))
+_TASK, _TIER, _LANE, _ATTEMPT, _WAIT, _OUTCOME = (
+    f"{_OURS}.{name}" for name in ("task", "tier", "lane", "attempt", "wait_s", "outcome")
+)
+_HEADER_NAMES = ((f"{_OURS}.tier_first", "tier_first"), (f"{_OURS}.generation", "gen"), (f"{_OURS}.hop", "hop"))
 _RUN = "inference_span"
 
 
@@ -103,6 +105,7 @@ class _Tracing:
         self._provider = provider
         self._tracer = trace.get_tracer("inference_tasks", tracer_provider=provider)
         self._has_error_texts = has_error_texts
+        self._known: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
 
     def sending(self, system: str) -> _Sending:
         return _Sending(self._tracer, system)
@@ -118,37 +121,46 @@ class _Tracing:
         now_ns = time.time_ns()
         info: Mapping[str, object] = request.delivery_info or {}
         key = str(info.get("routing_key") or "")
+        queue, known = self._known.get((task.name, key)) or self._know(task, key, ours)
+        about = {**known, "messaging.message.id": task_id}
+        parent = propagate.extract(headers)
+        since_s = ready_at_s(headers)
+        ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
+        # All at once, where a sampler sees it: each attribute that is added later costs twice as much.
+        of_run = {
+            **about,
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.rabbitmq.destination.routing_key": key,
+            "messaging.message.conversation_id": request.root_id or task_id,
+            "messaging.client.id": str(request.hostname or ""),
+            _ATTEMPT: int(getattr(request, "inference_attempt", None) or 1),
+            _WAIT: (now_ns - ready_ns) / 1e9,
+            **_counts(ours),
+        }
+        span = self._tracer.start_span(f"process {queue}", parent, SpanKind.CONSUMER, of_run, start_time=now_ns)
+        if span.is_recording():
+            waited = self._tracer.start_span(f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns)
+            waited.end(now_ns)
+        setattr(request, _RUN, _Run(span, context.attach(trace.set_span_in_context(span, parent))))
+
+    def _know(self, task: Any, key: str, ours: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+        """Return queue and attributes that all runs of a task out of a queue share; worked out once for each."""
         queue = queue_of(key)
         url = inference_of(task.app).settings.broker.url
-        tier, lane = task.app.amqp.door.lane_of(key) or (ours.get("tier"), ours.get("lane"))
-        about: dict[str, Any] = {
+        found = task.app.amqp.door.lane_of(key)
+        tier, lane = found or (ours.get("tier"), ours.get("lane"))
+        known: dict[str, Any] = {
             "messaging.system": "redis" if is_embedded(url) else "rabbitmq",
             "messaging.destination.name": queue,
-            "messaging.message.id": task_id,
             _TASK: task.name,
             _TIER: str(tier),
             _LANE: str(lane),
         }
-        parent = propagate.extract(headers)
-        since_s = ready_at_s(headers)
-        ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
-        span = self._tracer.start_span(f"process {queue}", parent, SpanKind.CONSUMER, about, start_time=now_ns)
-        if span.is_recording():
-            waited = self._tracer.start_span(f"wait {queue}", parent, SpanKind.INTERNAL, about, start_time=ready_ns)
-            waited.end(now_ns)
-            span.set_attributes(
-                {
-                    "messaging.operation.name": "process",
-                    "messaging.operation.type": "process",
-                    "messaging.rabbitmq.destination.routing_key": key,
-                    "messaging.message.conversation_id": request.root_id or task_id,
-                    "messaging.client.id": str(request.hostname or ""),
-                    f"{_OURS}.attempt": int(getattr(request, "inference_attempt", None) or 1),
-                    f"{_OURS}.wait_s": (now_ns - ready_ns) / 1e9,
-                    **_counts(ours),
-                }
-            )
-        setattr(request, _RUN, _Run(span, context.attach(trace.set_span_in_context(span, parent))))
+        # Not for delayed messages: there is a routing key for each delay.
+        if found and key == queue:
+            self._known[task.name, key] = queue, known
+        return queue, known
 
     def failed(self, sender: Any, exception: BaseException, **_: object) -> None:
         run: _Run | None = getattr(sender.request, _RUN, None)
@@ -170,7 +182,7 @@ class _Tracing:
         if run is None:
             return
         setattr(task.request, _RUN, None)
-        run.span.set_attribute(f"{_OURS}.outcome", str(state or "").lower())
+        run.span.set_attribute(_OUTCOME, str(state or "").lower())
         context.detach(run.token)
         run.span.end()
 
@@ -267,8 +279,7 @@ class _Sending:
 
 def _counts(ours: Mapping[str, object]) -> dict[str, Any]:
     """Return what our header tells of the messages of a task before this one."""
-    found = ((f"{_OURS}.{name}", ours.get(key)) for name, key in _HEADER_NAMES)
-    return {name: value for name, value in found if isinstance(value, str | int)}
+    return {name: value for name, key in _HEADER_NAMES if isinstance(value := ours.get(key), str | int)}
 
 
 def _set_error(span: Span, kind: str, text: str | None = None) -> None:
