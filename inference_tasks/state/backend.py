@@ -27,6 +27,7 @@ from redis import exceptions
 from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state import keys
 from inference_tasks.state.calling import DEFAULT_NAMESPACE
+from inference_tasks.state.held import held
 from inference_tasks.state.records import Finish, Freed, State, TaskError
 from inference_tasks.state.store import FINISHED_TTL_S, UNFINISHED_TTL_S, TaskStore
 
@@ -78,7 +79,7 @@ class RecordBackend(RedisBackend):
         # mirrors BaseKeyValueStoreBackend._add_global_keyprefix, so that both write the same prefix the same way
         self.prefix = prefix if prefix[-1] in ":_-." else f"{prefix}_"
         self._store = TaskStore(
-            self.client,
+            held(self.client),
             self.prefix,
             unfinished_ttl_s=float(str(options.get("unfinished_ttl_s") or UNFINISHED_TTL_S)),
             finished_ttl_s=float(str(options.get("finished_ttl_s") or FINISHED_TTL_S)),

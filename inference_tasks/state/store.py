@@ -16,6 +16,7 @@ from inference_tasks.state.calling import DEFAULT_NAMESPACE
 from inference_tasks.state.cancelling import Cancelling
 from inference_tasks.state.dead_letters import DeadLetters
 from inference_tasks.state.depending import Depending, unpack_freed
+from inference_tasks.state.held import held
 from inference_tasks.state.records import (
     DEFAULT_CRASH_LIMIT,
     Accounts,
@@ -116,7 +117,7 @@ class TaskStore(Sweeps, DeadLetters, Cancelling, Depending, Switching, Scenes):
     ) -> Self:
         """Return a store with a client of its own; nothing is connected before the first call."""
         return cls(
-            client_from_url(url, socket_timeout_s=socket_timeout_s),
+            held(client_from_url(url, socket_timeout_s=socket_timeout_s)),
             prefix,
             unfinished_ttl_s=unfinished_ttl_s,
             finished_ttl_s=finished_ttl_s,

@@ -39,6 +39,7 @@ end
 -- who wait for them; and counts it in its batches.
 local function tell(key, how, ttl_s, now)
   mark_in_batches(key, how)
+  if redis.call('EXISTS', beside(key, 'dependents')) == 0 then return end
   local ended, told, at = { { id_of(key), how } }, 0, 1
   while ended[at] and told < MOST_TOLD do
     local id, state = ended[at][1], ended[at][2]
