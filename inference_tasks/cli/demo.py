@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import tempfile
 import time
@@ -31,6 +32,7 @@ __all__ = ["demo"]
 
 FILES = 2000
 LONGEST_PLACE = 60
+_ADDRESSES = ("INFERENCE_BROKER__URL", "INFERENCE_STATE__URL")
 
 
 @click.command()
@@ -65,7 +67,12 @@ def demo(invocation: Invocation, *, broker: str | None, seconds: float, slots: i
             found = stack.enter_context(servers(broker, directory / "servers", os.environ))
             screen.tell(f"Broker: {found.description}.")
             namespace = f"demo-{secrets.token_hex(4)}"
-            os.environ |= {"INFERENCE_NAMESPACE": namespace, "INFERENCE_STATE__PREFIX": f"{namespace}:"}
+            named = {"INFERENCE_NAMESPACE": namespace, "INFERENCE_STATE__PREFIX": f"{namespace}:"}
+            os.environ |= named
+            # Addresses of servers that are not the demo's own may hold passwords.
+            own = {} if found.kind == "configured" else {name: os.environ[name] for name in _ADDRESSES}
+            variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in {**own, **named}.items())
+            screen.tell(f"To watch it from another terminal: {variables} inference-tasks top")
             ours, fifo, schedule = _compare(screen, stack, directory, found.kind == "configured", seconds, slots)
     except KeyboardInterrupt:
         screen.tell("Interrupted; everything that the demo had started is ended.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +17,11 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
+from tests.support.brokers import until
 from tests.support.processes import LoggedProcess, program
+from tests.support.prometheus import scraped
 
 TIERS = ("realtime", "batch", "offline")
 MANY_SECONDS = 240
@@ -90,6 +95,55 @@ def test_realtime_waits_less_than_in_one_queue_and_files_are_classified(
     assert not processes_of(temporary)
     assert not list(temporary.iterdir())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.serial
+def test_what_top_tells_meanwhile_is_what_prometheus_and_redis_say(
+    amqp_url: str, redis_url: str, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    mine = {**env, "INFERENCE_BROKER__URL": amqp_url, "INFERENCE_STATE__URL": redis_url}
+    inference_tasks = (sys.executable, "-m", "inference_tasks.cli")
+    argv = [*inference_tasks, "demo", "--seconds", "25"]
+    with LoggedProcess(argv, log=tmp_path / "demo.log", env=mine, directory=tmp_path) as demo:
+        hint = re.search("terminal: (.*) inference-tasks top\n", demo.wait_for(" inference-tasks top\n", timeout_s=30))
+        assert hint is not None
+        named = dict(word.split("=", 1) for word in shlex.split(hint[1]))
+        assert set(named) == {"INFERENCE_NAMESPACE", "INFERENCE_STATE__PREFIX"}
+        mine |= named
+        argv = [*inference_tasks, "maintenance", "-A", "inference_tasks.demo.tasks:app", "--metrics-port", "0"]
+        with LoggedProcess(argv, log=tmp_path / "maintenance.log", env=mine, directory=tmp_path) as maintenance:
+            url = maintenance.wait_for("Metrics on http://", timeout_s=30).partition("Metrics on ")[2].split()[0]
+            # Its lines come every two seconds; ten are two seconds before the end of its first side.
+            demo.wait_for("inference-tasks ", timeout_s=60, count=10)
+            before = scraped(url)
+            argv = [*inference_tasks, "top", "--once", "--json"]
+            done = subprocess.run(argv, env=mine, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+            told: dict[str, Any] = json.loads(done.stdout)
+            with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+                accounts = client.hgetall(f"{named['INFERENCE_STATE__PREFIX']}accounts")
+            # The exporter looks every two seconds.
+            until(
+                lambda: scraped(url) != before and scraped(url)["inference_exporter_up", "state"] == 1, "a later look"
+            )
+            after = scraped(url)
+
+    def between(value: float, *metric: str, off_by: float) -> None:
+        """By more than this nothing changes between the looks, at the loads of the demo."""
+        ends = sorted((before[metric], after[metric]))
+        assert ends[0] - off_by <= value <= ends[1] + off_by, (metric, ends, value)
+
+    assert [tier["tier"] for tier in told["tiers"]] == list(TIERS)
+    for tier in told["tiers"]:
+        name = tier["tier"]
+        for place, number in tier["ready_by_lane"].items():
+            between(number, "inference_queue_messages", name, place, off_by=5 + number / 10)
+        between(tier["share"], "inference_tier_share_ratio", name, "served", off_by=0.05)
+        between(tier["promised"], "inference_tier_share_promised_ratio", name, off_by=1e-9)
+        for quantile, field in (("0.5", "wait_p50_s"), ("0.99", "wait_p99_s"), ("1", "longest_wait_s")):
+            between(tier[field], "inference_tier_wait_seconds", name, quantile, off_by=0.05 + tier[field] / 4)
+        between(tier["workers"], "inference_tier_workers", name, off_by=0)
+        admitted = told["accounts"]["by_tier"][name]["admitted"]
+        assert admitted <= int(accounts[f"{name}:admitted"]) <= admitted * 1.2 + 10
 
 
 def test_the_summary_names_both_sides_and_the_next_command(

@@ -6,21 +6,19 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis as redis_client
-from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks.app import inference_of
 from inference_tasks.errors import QueueFullError, TierPausedError
-from inference_tasks.observe.exporter import catalogue
 from inference_tasks.state.switches import Action
 from tests.support import fake_gpu
 from tests.support.brokers import until
 from tests.support.processes import LoggedProcess, environment
+from tests.support.prometheus import scraped
 from tests.support.proxy import FaultProxy
 from tests.support.rig import Rig, task
 from tests.support.terminal import ENTER_FULL_SCREEN, LEAVE_FULL_SCREEN, Terminal
@@ -243,15 +241,3 @@ def test_what_a_full_queue_refuses_is_counted(rig: Rig) -> None:
     accounts = inference_of(app).store.accounts()
     assert accounts.refused == {"offline": {"full": len(report.refused) + 1}}
     assert accounts.by_tier["offline"]["admitted"] == len(report.accepted)
-
-
-def scraped(url: str) -> dict[tuple[str, ...], float]:
-    """{(metric, values of its labels, in the order of the catalogue): number}."""
-    order = {metric.name: metric.labels for metric in catalogue()}
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        text = answer.read().decode()
-    return {
-        (sample.name, *(sample.labels[name] for name in order.get(sample.name, sorted(sample.labels)))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }

@@ -9,10 +9,13 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from inference_tasks.observe.exporter import catalogue
 from tests.support.processes import LoggedProcess, program
 from tests.support.servers import LOOPBACK, MissingServerError, Node, free_ports
 
-__all__ = ["PrometheusNode", "promtool"]
+__all__ = ["PrometheusNode", "promtool", "scraped"]
 
 
 def promtool(*arguments: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -74,3 +77,15 @@ class PrometheusNode(Node):
         with urllib.request.urlopen(f"{self.url()}/api/v1/rules", timeout=10) as answer:
             groups = json.load(answer)["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
+
+
+def scraped(url: str) -> dict[tuple[str, ...], float]:
+    """{(metric, values of its labels, in the order of the catalogue): number}."""
+    order = {metric.name: metric.labels for metric in catalogue()}
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, *(sample.labels[name] for name in order.get(sample.name, sorted(sample.labels)))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
