@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import redis
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
 from celery.contrib.testing.worker import start_worker
@@ -197,14 +198,15 @@ def test_a_run_within_a_claim_is_one_round_trip(app: Celery, store: TaskStore, m
     sent: list[object] = []
     backend = of(app)
     backend.mark_as_done(claimed(store)[0], 0, request=request("other", None))  # the server knows the script now
-    send = backend.client.execute_command
+    send = redis.Connection.send_command
 
-    def count(*args: object, **options: object) -> object:
+    def count(connection: redis.Connection, *args: object, **options: object) -> None:
         sent.append(args[0])
-        return send(*args, **options)
+        send(connection, *args, **options)
 
-    monkeypatch.setattr(backend.client, "execute_command", count)
+    monkeypatch.setattr(redis.Connection, "send_command", count)
     backend.mark_as_done(task_id, {"label": "cat"}, request=within)
+    monkeypatch.undo()
     assert sent == ["EVALSHA"]
     assert store.get(task_id).state == "success"
     assert AsyncResult(task_id, app=app).get(timeout=5) == {"label": "cat"}
