@@ -24,6 +24,7 @@ from inference_tasks.worker import seam
 from inference_tasks.worker.dead import as_text
 from inference_tasks.worker.dispatcher import ANSWER_S, Dispatcher
 from inference_tasks.worker.endings import Endings
+from inference_tasks.worker.events import flush_in_loop
 from inference_tasks.worker.floors import FloorWatch
 from inference_tasks.worker.heartbeat import Heartbeat
 from inference_tasks.worker.intake import Unfit
@@ -193,6 +194,7 @@ class InferenceConsumer(seam.Consumer):
         self._source = self.inference.new_source(self.connection, self.dispatcher.queue_lost)
         self.dispatcher.attach(self._source)
         self.task_consumer = TierConsumer(self)
+        flush_in_loop(self.event_dispatcher)
         self.qos = QoS(lambda prefetch_count: None, 0)
         self.qos_global = False
         self.initial_prefetch_count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,18 @@ from inference_tasks.worker import seam
 from inference_tasks.worker.gpu import VISIBLE, Gpu, tokens
 from inference_tasks.worker.intake import ready_at_s
 
-__all__ = ["TierRequest"]
+__all__ = ["TierRequest", "flush_in_loop"]
+
+
+def flush_in_loop(dispatcher: Any) -> None:
+    """Keep a worker's events in their buffer until the thread of its event loop flushes it.
+
+    Celery flushes a full buffer in the thread that fills it. With the threads pool two threads would read the events'
+    connection then: publishing looks for frames first, and the loop reads the broker's heartbeats. Each gets a part of
+    one, and the loop waits for the rest for ever: a worker that lives, renews its leases, and runs nothing any more.
+    """
+    if dispatcher is not None:
+        dispatcher.buffer_limit = sys.maxsize
 
 
 class TierRequest(seam.Request):

@@ -13,7 +13,9 @@ from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.errors import QueueFullError
 from tests.support.brokers import depth, until
+from tests.support.processes import WorkerProcess
 from tests.support.rig import POOLS, Rig, task
+from tests.support.watched_app import FOREIGN
 
 NODE = "worker@localhost"
 # Named, so that the answer is known to be complete once it is there.
@@ -161,6 +163,17 @@ def test_remote_control_sees_queues_and_tasks(rig: Rig, pool: str) -> None:
         assert running.result(timeout_s=60) == 0
         assert inspect.stats()[NODE]["total"]["gated.batch"] == 1
         assert inspect.active()[NODE] == []
+
+
+def test_only_the_loop_uses_the_connections_of_the_loop(rig: Rig) -> None:
+    """Two threads that read one connection each get a part of a frame, and the loop waits for the rest for ever."""
+    app = rig.app()
+    ids = [one.id for one in task(app, "step.batch").submit_many([(number,) for number in range(300)]).accepted]
+    options = ("--pool", "threads", "--concurrency", "4", "--task-events")
+    with WorkerProcess.celery("tests.support.watched_app", *options, directory=rig.directory, env=rig.env()) as worker:
+        rig.wait_states(app, ids, success=300)
+        assert worker.terminate() == 0
+    assert FOREIGN not in worker.log
 
 
 def test_a_queue_can_be_left_and_taken_up_again(rig: Rig) -> None:
