@@ -147,9 +147,10 @@ def test_a_paused_tier_starts_nothing_until_it_is_resumed(broker: Broker) -> Non
 def test_two_workers_share_one_backlog_and_run_nothing_twice(broker: Broker) -> None:
     app = broker.app()
     numbers = list(range(200))
-    for tier in TIERS:
-        step(app, tier).submit_many([(number,) for number in numbers])
     with broker.worker("-c", "2", name="one"), broker.worker("-P", "threads", "-c", "2", name="two"):
+        # Not before: the first might be done with all before the second is there.
+        for tier in TIERS:
+            step(app, tier).submit_many([(number,) for number in numbers])
         broker.history.wait_for("end", count=600)
         until(lambda: sum(depths(app).values()) == 0, "nothing waits")
     starts = Counter((entry["tier"], entry["number"]) for entry in broker.history.of("start"))
