@@ -88,8 +88,7 @@ class InferenceConsumer(seam.Consumer):
         self._mailbox = Mailbox()
         self._pool_kind = pool_kind(pool)
         self._raw_pool = pool
-        self._reachable = True
-        self._alarm = False
+        self._reachable, self._alarm = True, False
         self._source: Any = None
         self._draining = False
         self._ticking = False
@@ -393,6 +392,7 @@ class InferenceConsumer(seam.Consumer):
         """
         if self._processes is not None:
             super().cancel_active_requests()
+            self._processes.end_unaccepted(ticket.job for ticket in self.dispatcher.slots)
             return
         logger.warning("ending at once with %d task(s) running; they start again elsewhere", len(self.dispatcher.slots))
         self._release_running(self.inference.new_store())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+from collections.abc import Iterable
 from typing import Any
 
 from celery import signals
@@ -45,3 +47,12 @@ class Processes:
         elif self._births > MAX_FAILED_ROUNDS * wanted:
             logger.critical("%d processes in a row have ended before they were ready; giving up", self._births)
             seam.stop_worker(EX_DEPLOYMENT)
+
+    def end_unaccepted(self, jobs: Iterable[object]) -> None:
+        """End the processes at a cold stop if one of them may run a job that this process has not heard of yet.
+
+        Celery ends those of which it knows that they run something, and waits for the others, however long they run.
+        """
+        if any(seam.unaccepted(job) for job in jobs):
+            for pid in seam.process_ids(self._pool):
+                self._pool.terminate_job(pid, signal.SIGKILL)

@@ -47,6 +47,7 @@ __all__ = [
     "nack",
     "on_get_answers",
     "order_tick",
+    "process_ids",
     "read_all",
     "read_by_hand",
     "read_frame",
@@ -276,9 +277,9 @@ def order_tick(hub: Any, pool: Any, pump: Callable[[], None]) -> Callable[[], No
 
 
 def ungated(on_task_request: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return the worker's way to the pool without Celery's own semaphore.
+    """Return the worker's way to the pool without Celery's own semaphore, which the slots replace.
 
-    The slots gate already, and the semaphore loses a place for ever when a message chokes on its way.
+    It loses a place for ever when a message chokes on its way.
     """
     controller = getattr(on_task_request, "__self__", None)
     return getattr(controller, "_process_task", on_task_request)
@@ -287,6 +288,11 @@ def ungated(on_task_request: Callable[[Any], None]) -> Callable[[Any], None]:
 def ready_processes(pool: Any) -> int:
     """Processes of a prefork pool that have finished their start-up, models included."""
     return len(pool._pool._fileno_to_inq) if pool._pool is not None else 0
+
+
+def process_ids(pool: Any) -> list[int]:
+    """The ids of a prefork pool's processes."""
+    return [process.pid for process in pool._pool._pool] if pool._pool is not None else []
 
 
 def unaccepted(job: object) -> bool:
@@ -338,7 +344,7 @@ def error_of(info: object) -> BaseException | None:
     """Return the error in a job's error information."""
     error = getattr(info, "exception", None)
     error = getattr(error, "exc", error) if isinstance(error, einfo.ExceptionWithTraceback) else error
-    # These say that the process ends; Celery makes lost processes of them, or has been asked to end the task.
+    # These say that the process ends: Celery makes lost processes of them, or was asked to end the task.
     if not isinstance(error, Exception) or isinstance(error, MemoryError | Terminated):
         return None
     return error
@@ -351,10 +357,9 @@ def failure_in(result: Sequence[object]) -> object | None:
 
 
 class SoloHeartbeat:
-    """Keeps the broker's connections alive while the main thread runs a task (solo pool).
+    """Keeps the broker's connections alive while the main thread runs a task (solo pool): a context manager.
 
-    A context manager around the task. One thread sends heartbeats meanwhile; nobody reads the sockets in that time, so
-    the silence of the other side is forgiven at the end.
+    A thread sends heartbeats; nobody reads the sockets meanwhile, so the other side's silence is forgiven at the end.
     """
 
     def __init__(self, connection: Any, dispatcher: Any) -> None:

@@ -122,6 +122,7 @@ def test_a_message_that_cannot_be_run_is_not_lost_by_a_stop(rig: Rig) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_cold_stop_returns_what_was_running(rig: Rig, pool: str) -> None:
+    """Also if it has begun so lately that the worker's main process has not heard of that."""
     app, gate = rig.app(), rig.gate()
     lease = {"lease_s": 1.0}
     with rig.worker("-P", pool, name="first", state=lease) as worker:

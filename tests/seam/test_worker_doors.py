@@ -340,6 +340,8 @@ def test_the_pools_know_how_many_there_are() -> None:
 def test_a_process_is_ready_once_it_can_be_written_to() -> None:
     assert "_fileno_to_inq" in inspect.getsource(AsynPool)
     assert seam.ready_processes(SimpleNamespace(_pool=None)) == 0
+    assert seam.process_ids(SimpleNamespace(_pool=None)) == []
+    assert seam.process_ids(SimpleNamespace(_pool=SimpleNamespace(_pool=[SimpleNamespace(pid=7)]))) == [7]
     assert seam.ready_processes(SimpleNamespace(_pool=SimpleNamespace(_fileno_to_inq={1: 2}))) == 1
 
 
