@@ -126,7 +126,7 @@ class _Tracing:
         parent = propagate.extract(headers)
         since_s = ready_at_s(headers)
         ready_ns = now_ns if since_s is None else min(now_ns, int(since_s * 1e9))
-        # All at once, where a sampler sees it: each attribute that is added later costs twice as much.
+        # All at once: a sampler sees them, and adding some later costs more.
         of_run = {
             **about,
             "messaging.operation.name": "process",
