@@ -108,6 +108,18 @@ def test_a_full_tier_takes_promoted_tasks_all_the_same(rig: Rig) -> None:
     assert depth(app, "batch", "aged") == 6
 
 
+@BOTH
+def test_what_was_settled_before_the_connection_closed_does_not_come_back(rig: Rig) -> None:
+    app = rig.app()
+    queue = inference_of(app).queue_by_lane["offline", "fresh"]
+    for count in (1, 10, 30) * 4:
+        submitted(app, "offline", range(count))
+        with closing(new_pull(app)) as pull:
+            pull.settle(done=pull.take(queue, count))
+    (last,) = submitted(app, "offline", [0])
+    assert ids_in(app, "offline") == [last]
+
+
 def test_the_aged_lane_is_topped_up_with_those_who_have_waited_longest(rig: Rig) -> None:
     app = rig.app(aging={"ready_max": 3})
     ids = submitted(app, "offline", range(6))
