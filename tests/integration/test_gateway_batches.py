@@ -35,7 +35,6 @@ class Stage:
     def admitted(self) -> int:
         return sum(counts["admitted"] for counts in inference_of(self.app).store.accounts().by_tier.values())
 
-
     def accepted(self, tier: str) -> float:
         return self.figure("submitted", tier=tier)
 
