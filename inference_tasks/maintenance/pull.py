@@ -82,7 +82,7 @@ class Pull:
 
         What was settled stays so, but for what comes last of a whole batch: a quorum queue takes 32 at a time.
         """
-        if self._connection is not None:
+        if self._connection is not None and self._connection.connected:
             # RabbitMQ does not heed the last words of a connection that breaks off.
             raw = self._connection.connection
             with suppress(*self._errors), raw.transport.having_timeout(FAREWELL_S):
