@@ -193,15 +193,16 @@ class Sweep:
     def _queue(self, queue: str, rise: Rise | None, listed: set[str], now_s: float, end_s: float) -> None:
         """Take as many messages as tasks are listed, and no more: no look at what is to stay."""
         left, budget = set(listed), len(listed)
-        while budget > 0:
+        while budget > 0 and left:
             if self._now_s() >= end_s:
                 return
             wanted = min(BATCH, budget)
             taken = self._pull.take(queue, wanted)
             # Without a tier above, what is listed is judged by its whole age, which the index does not tell.
             batch = self._decided(taken, rise, listed if rise else frozenset(), now_s)
+            # What is discarded was not in anybody's place.
+            budget -= len(taken) - len(batch.done)
             self._carry_out(queue, rise, batch)
-            budget -= len(taken)
             left -= {told(one).id for one in taken}
             if batch.stopped is not None and batch.stopped[1].reason != YOUNG:
                 # A worker takes it from the head, sooner or later; until then each look would cost deliveries.

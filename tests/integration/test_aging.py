@@ -17,7 +17,7 @@ from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.maintenance.sweep import Sweep, Swept
 from inference_tasks.state import keys
-from tests.support.aging import client_of, deliveries, grow_old, held, ids_in, new_pull, sweep
+from tests.support.aging import client_of, deliveries, grow_old, held, ids_in, new_pull, put, sweep
 from tests.support.brokers import depth, depths, publish_raw, until
 from tests.support.rig import Rig, task
 
@@ -130,6 +130,21 @@ def test_the_aged_lane_is_topped_up_with_those_who_have_waited_longest(rig: Rig)
     assert sweep(app).promoted == 0
     rig.take(app, "batch", "aged")
     assert sweep(app).promoted == 1
+    assert ids_in(app, "offline") == ids[4:]
+
+
+def test_old_copies_at_the_head_do_not_keep_back_those_behind_them(rig: Rig) -> None:
+    app = rig.app(aging={"ready_max": 3})
+    ids = submitted(app, "offline", range(5))
+    grow_old(app, ids, LIMIT_S + 1)
+    queue = inference_of(app).queue_by_lane["offline", "fresh"]
+    messages = rig.take_many(app, "offline", 5)
+    for message in messages[:3] * 3 + messages[3:]:
+        put(app, queue, message)
+    assert sweep(app).promoted == 3
+    rig.take(app, "batch", "aged")
+    swept = sweep(app)
+    assert (swept.promoted, swept.discarded, swept.returned) == (1, 6, 0)
     assert ids_in(app, "offline") == ids[4:]
 
 
