@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from tests.support.brokers import until
 from tests.support.gateway import GatewayProcess, problem, rig_of
+from tests.support.prometheus import scraped
 from tests.support.rig import Rig
 from tests.support.servers import RabbitMQNode, RedisNode
 
@@ -35,18 +36,8 @@ class Stage:
     def admitted(self) -> int:
         return sum(counts["admitted"] for counts in inference_of(self.app).store.accounts().by_tier.values())
 
-    def accepted(self, tier: str) -> float:
-        return self.figure("submitted", tier=tier)
-
-    def figure(self, name: str, **labels: str) -> float:
-        """A counter of the gateway; 0 as long as it has counted nothing."""
-        families = text_string_to_metric_families(self.http.get("/metrics").text)
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == f"inference_gateway_{name}_total" and sample.labels == labels
-        )
+    def figures(self) -> defaultdict[tuple[str, ...], float]:
+        return defaultdict(float, scraped(str(self.http.base_url.join("/metrics"))))
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +148,14 @@ def test_lines_with_a_custom_id_are_the_same_tasks_in_a_second_upload(stage: Sta
 
 def test_when_a_tier_stays_full_the_rest_is_refused_by_its_line_numbers(stage: Stage) -> None:
     lines = [{"task": "step.offline", "custom_id": f"full-{number}"} for number in range(BOUND + 700)]
-    before = stage.accepted("offline")
+    accepted = ("inference_gateway_submitted_total", "offline")
+    before = stage.figures()
     batch = upload(stage, *lines, max_wait_s=0.5)
     assert batch["accepted"] == BOUND
     assert {one["problem"] for one in batch["refused_lines"]} == {"queue-full"}
-    assert stage.accepted("offline") == before + BOUND
-    assert stage.figure("refused", tier="offline", problem="queue-full", reason="full") > 0
+    after = stage.figures()
+    assert after[accepted] == before[accepted] + BOUND
+    assert after["inference_gateway_refused_total", "queue-full", "full", "offline"] > 0
     assert batch["refused_lines"][-1]["last"] == BOUND + 700
     assert stage.http.get(batch["links"]["self"]).json()["counts"]["pending"] == BOUND
     for row in results(stage, batch):
