@@ -64,6 +64,10 @@ def step(app: InferenceApp, tier: str) -> Any:
     return app.tasks[f"step.{tier}"]
 
 
+def gated(app: InferenceApp, tier: str) -> Any:
+    return app.tasks[f"gated.{tier}"]
+
+
 def states(app: InferenceApp, ids: list[str]) -> Counter[str]:
     found = inference_of(app).store.get_many(ids)
     return Counter(str(record.state) if record else "not found" for record in found)
@@ -133,17 +137,18 @@ def test_a_message_that_no_queue_takes_was_surely_not_sent(broker: Broker) -> No
 
 
 def test_a_worker_runs_what_was_submitted_and_the_state_is_known_at_any_time(broker: Broker) -> None:
-    app = broker.app()
-    first = step(app, "batch").submit(1, nap_s=0.5)
+    app, gate = broker.app(), broker.gate()
+    first = gated(app, "batch").submit(1, str(gate))
     second = step(app, "batch").submit(2)
     assert (first.status().state, second.status().state) == ("pending", "pending")
     with broker.worker():
         broker.history.wait_for("start")
         assert first.status().state == "processing"
         assert second.status().state == "pending"
+        gate.open()
         assert second.result(timeout_s=60) == 2
         assert first.status().state == "success"
-        assert step(app, "realtime").apply_async((3,)).get(timeout=10) == 3
+        assert step(app, "realtime").apply_async((3,)).get(timeout=PATIENCE_S) == 3
         with pytest.raises(TaskNotFoundError):
             app.status("nobody-knows-it")
     until(lambda: sum(depths(app).values()) == 0, "nothing waits")
@@ -177,15 +182,16 @@ def test_tasks_of_one_tier_start_in_the_order_of_their_submission(broker: Broker
 
 
 def test_nothing_waits_inside_a_worker_while_a_long_task_runs(broker: Broker) -> None:
-    app = broker.app()
+    app, gate = broker.app(), broker.gate()
     with broker.worker():
-        running = step(app, "batch").submit(0, nap_s=6.0)
+        running = gated(app, "batch").submit(0, str(gate))
         broker.history.wait_for("start")
         later = [step(app, tier).submit(1).id for tier in WEIGHTS for _ in range(3)]
         # One may be fetched ahead when the first is predicted to end; it goes back after hold_s.
-        until(lambda: sum(depths(app).values()) == len(later), "all of them wait in the broker", timeout_s=5.0)
-        until(lambda: states(app, later) == {"pending": len(later)}, "none is claimed", timeout_s=5.0)
+        until(lambda: sum(depths(app).values()) == len(later), "all of them wait in the broker")
+        until(lambda: states(app, later) == {"pending": len(later)}, "none is claimed")
         assert running.status().state == "processing"
+        gate.open()
         broker.history.wait_for("end", count=1 + len(later))
 
 
@@ -244,12 +250,14 @@ def test_a_task_that_fails_for_good_is_a_dead_letter_in_the_index_and_its_slot_i
 
 
 def test_a_worker_that_is_asked_to_stop_finishes_its_task_and_returns_the_rest(broker: Broker) -> None:
-    app = broker.app()
+    app, gate = broker.app(), broker.gate()
     with broker.worker() as worker:
-        running = step(app, "batch").submit(0, nap_s=1.0)
+        running = gated(app, "batch").submit(0, str(gate))
         broker.history.wait_for("start")
         waiting = [step(app, "batch").submit(number).id for number in (1, 2, 3)]
         worker.send(signal.SIGTERM)
+        worker.wait_for("Warm shutdown")
+        gate.open()
         assert worker.wait() == 0
     assert running.status().state == "success"
     assert states(app, waiting) == {"pending": 3}
@@ -258,12 +266,13 @@ def test_a_worker_that_is_asked_to_stop_finishes_its_task_and_returns_the_rest(b
 
 
 def test_a_killed_worker_loses_nothing(broker: Broker) -> None:
-    app = broker.app()
+    app, gate = broker.app(), broker.gate()
     lease = {"lease_s": 1.0}
     with broker.worker(name="first", state=lease) as worker:
-        ids = [step(app, "batch").submit(number, nap_s=1.0 if number == 0 else 0.0).id for number in range(4)]
+        ids = [gated(app, "batch").submit(number, str(gate)).id for number in range(4)]
         broker.history.wait_for("start")
         worker.kill()
+    gate.open()
     with broker.worker(name="second", state=lease):
         until(lambda: states(app, ids) == {"success": 4}, "all have run")
     assert app.status(ids[0]).attempts == 2

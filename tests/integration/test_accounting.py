@@ -49,7 +49,7 @@ def test_what_drop_head_drops_is_recorded_and_counted(rig: Rig) -> None:
     ids = submitted(app, "offline", 8)
     dropped = inference_of(app).topology.dropped.name
     gone = 8 - depths(app)[inference_of(app).topology.queue("offline").name]
-    until(lambda: depths(app)[dropped] == gone, "what was dropped lies in its queue", 10)
+    until(lambda: depths(app)[dropped] == gone, "what was dropped lies in its queue")
     assert gone >= 4
     assert record_dropped(app) == gone
     states = [app.status(one).state for one in ids]
@@ -75,7 +75,7 @@ def test_whoever_waits_for_a_dropped_task_learns_it(rig: Rig) -> None:
     waiting = Thread(target=wait)
     waiting.start()
     submitted(app, "offline", 8)
-    until(lambda: record_dropped(app) > 0 and app.status(first.id).state == "dropped", "the first is dropped", 20)
+    until(lambda: record_dropped(app) > 0 and app.status(first.id).state == "dropped", "the first is dropped")
     waiting.join(20)
     assert [type(error) for error in errors] == [TaskFailedError]
     assert "dropped" in str(errors[0])
@@ -100,10 +100,10 @@ def test_what_lies_among_the_dropped_for_another_reason_goes_to_the_dead_letters
     (task_id,) = submitted(app, "offline", 1)
     with Connection(cast(str, inference.settings.broker.url)) as connection:
         channel: Any = connection.default_channel
-        until(lambda: depths(app)[inference.topology.queue("offline").name] == 1, "it waits", 10)
+        until(lambda: depths(app)[inference.topology.queue("offline").name] == 1, "it waits")
         message = channel.basic_get(inference.topology.queue("offline").name)
         channel.basic_reject(message.delivery_tag, requeue=False)
-    until(lambda: depths(app)[inference.topology.dropped.name] == 1, "it was rejected", 10)
+    until(lambda: depths(app)[inference.topology.dropped.name] == 1, "it was rejected")
     assert record_dropped(app) == 0
     (dead,) = rig.dead(app, 1)
     assert (dead.headers["id"], dead.headers["x-death"][0]["reason"]) == (task_id, "rejected")

@@ -178,7 +178,7 @@ def test_a_parked_task_ages_from_when_it_came_back_and_leaves_the_brokers_header
 
 @contextmanager
 def held_when_it_comes(rig: Rig, app: InferenceApp, tier: str, lane: str) -> Iterator[list[Any]]:
-    until(lambda: depth(app, tier, lane) == 1, "the parked message is due", 15)
+    until(lambda: depth(app, tier, lane) == 1, "the parked message is due")
     with held(app, tier, lane) as messages:
         yield messages
 

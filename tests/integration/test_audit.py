@@ -37,8 +37,8 @@ def test_the_accounts_are_exact_after_failures_drops_and_replays(rig: Rig) -> No
     with rig.worker():
         rig.wait_states(app, [*ids[12:20], *(handle.id for handle in more)], success=13)
         task(app, "raises").submit(7)
-        until(lambda: inference_of(app).store.accounts().by_tier["batch"]["failed"] == 23, "it has failed", 15)
-    until(lambda: _audit(rig)["moving"] == 0, "nothing moves", 30)
+        until(lambda: inference_of(app).store.accounts().by_tier["batch"]["failed"] == 23, "it has failed")
+    until(lambda: _audit(rig)["moving"] == 0, "nothing moves")
     found = _audit(rig)
     assert found["is_exact"]
     batch, realtime, total = (found["tiers"][name] for name in ("batch", "realtime", "total"))

@@ -58,7 +58,7 @@ def test_a_dead_letter_is_listed_shown_replayed_and_runs(rig: Rig) -> None:
     assert (answer["done"], answer["refused"]) == (1, {})
     assert app.status(first).state == "pending"
     with rig.worker():
-        assert app.result(first, timeout_s=10) == 2
+        assert app.result(first, timeout_s=60) == 2
     record = app.status(first)
     assert (record.state, record.generation, record.tier, record.tier_first) == ("success", 1, "batch", "batch")
     assert record.lane == "returned"
@@ -195,8 +195,8 @@ def test_what_the_broker_buries_is_listed_and_its_task_has_failed(rig: Rig, reas
     if reason == "rejected":
         with Connection(cast(str, inference.settings.broker.url)) as connection:
             channel: Any = connection.default_channel
-            until(lambda: _reject(channel, inference.topology.queue("batch").name), "it is rejected", 10)
-    until(lambda: depth(inference) == 1, "the broker has buried it", 15)
+            until(lambda: _reject(channel, inference.topology.queue("batch").name), "it is rejected")
+    until(lambda: depth(inference) == 1, "the broker has buried it")
     assert app.status(handle.id).state == "pending"
     (letter,) = command(rig, "dead", "list", "--reason", reason)["letters"]
     assert (letter["id"], letter["tier"], letter["task"]) == (handle.id, "batch", "add")
@@ -204,7 +204,7 @@ def test_what_the_broker_buries_is_listed_and_its_task_has_failed(rig: Rig, reas
     assert (record.state, record.error and record.error["type"]) == ("failed", reason)
     assert command(rig, "dead", "replay", "--reason", reason)["done"] == 1
     with rig.worker():
-        assert handle.result(timeout_s=10) == 2
+        assert handle.result(timeout_s=60) == 2
 
 
 def _reject(channel: Any, queue: str, *, requeue: bool = False) -> bool:
@@ -226,14 +226,14 @@ def test_what_was_returned_too_often_is_listed_and_can_be_replayed(rig: Rig) -> 
         channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments)
         handle = task(app, "add").submit(1, 1)
         for _ in range(3):
-            until(lambda: _reject(channel, queue.name, requeue=True), "it is returned", 10)
-    until(lambda: depth(inference) == 1, "the broker has given it up", 15)
+            until(lambda: _reject(channel, queue.name, requeue=True), "it is returned")
+    until(lambda: depth(inference) == 1, "the broker has given it up")
     (letter,) = command(rig, "dead", "list", "--reason", "delivery_limit")["letters"]
     assert letter["id"] == handle.id
     assert app.status(handle.id).state == "failed"
     assert run(replay(inference, Filter())).done == 1
     with rig.worker():
-        assert handle.result(timeout_s=10) == 2
+        assert handle.result(timeout_s=60) == 2
 
 
 def _raw(body: Any) -> bytes:
@@ -266,7 +266,7 @@ def test_a_task_that_rejects_its_message_has_failed_and_is_a_dead_letter(rig: Ri
         env={"INFERENCE_TEST_OPTIONS": json.dumps(rig.options), **rig.history.env},
     )
     with worker:
-        until(lambda: depth(inference_of(app)) == 1, "it is dead", 30)
+        until(lambda: depth(inference_of(app)) == 1, "it is dead")
     before = app.status(handle.id)
     (letter,) = command(rig, "dead", "list")["letters"]
     assert letter["id"] == handle.id

@@ -105,7 +105,7 @@ def test_one_reading_at_a_time(rig: Rig) -> None:
         started = time.monotonic()
         with pytest.raises(DeadLettersBusyError, match="try again"), open_reading(inference, wait_s=0.5):
             pass
-        assert 0.4 < time.monotonic() - started < 3
+        assert 0.4 < time.monotonic() - started < 15
     assert numbers(inference) == list(range(10))
 
 
@@ -135,7 +135,7 @@ def test_a_killed_reading_returns_everything_at_once(rig: Rig) -> None:
         assert dead_depth(app) == 0
         holder.send(signal.SIGKILL)
         holder.wait()
-        until(lambda: dead_depth(app) == 300, "the broker has taken them back", 10)
+        until(lambda: dead_depth(app) == 300, "the broker has taken them back")
     assert numbers(inference) == list(range(300))
 
 
@@ -161,5 +161,5 @@ def test_a_broker_that_falls_silent_is_an_error_not_a_hang(rig: Rig, rabbitmq_pr
         read()
     assert time.monotonic() - started < 15
     rabbitmq_proxy.down()
-    until(lambda: dead_depth(direct) == 200, "the broker has taken them back", 30)
+    until(lambda: dead_depth(direct) == 200, "the broker has taken them back")
     assert numbers(inference_of(direct)) == list(range(200))

@@ -41,9 +41,9 @@ def test_a_replay_goes_through_a_full_tier(rig: Rig) -> None:
     inference = inference_of(app)
     with Broker.worker(rig, name="old", **full):
         handles = [task(app, "add").submit(number, 1) for number in range(10)]
-        until(lambda: depth(inference) == 10, "all are dead", 30)
+        until(lambda: depth(inference) == 10, "all are dead")
     # Not as a burst: that may exceed the bound of a quorum queue.
-    until(lambda: bool(task(app, "add").submit_many([(99, 1)]).refused), "the tier is full", 30)
+    until(lambda: bool(task(app, "add").submit_many([(99, 1)]).refused), "the tier is full")
     waiting = depths(app)[inference.topology.queue("batch").name]
     assert waiting >= 20
     assert run(replay(inference, Filter(), rate_per_s=1000)).done == 10
@@ -54,17 +54,17 @@ def test_a_replay_goes_through_a_full_tier(rig: Rig) -> None:
 
 def test_a_deadline_of_the_past_does_not_end_a_replayed_task(rig: Rig) -> None:
     app = rig.app()
-    handle = task(app, "add").options(timeout_s=3.0).submit(1, 1)
     with worker_without_the_tasks(rig):
-        until(lambda: depth(inference_of(app)) == 1, "it is dead", 30)
+        handle = task(app, "add").options(timeout_s=3.0).submit(1, 1)
+        until(lambda: depth(inference_of(app)) == 1, "it is dead")
     deadline = inference_of(app).store.get(handle.id).expires_at_s
     assert deadline is not None
     run(replay(inference_of(app), Filter()))
     server = redis.Redis.from_url(cast(str, inference_of(app).settings.state.url))
-    until(lambda: cast(Any, server.time())[0] > deadline, "its deadline is over", 10)
+    until(lambda: cast(Any, server.time())[0] > deadline, "its deadline is over")
     server.close()
     with rig.worker():
-        assert handle.result(timeout_s=10) == 2
+        assert handle.result(timeout_s=60) == 2
 
 
 def test_a_task_that_fails_again_during_the_replay_is_not_replayed_again_by_it(rig: Rig) -> None:
@@ -74,7 +74,7 @@ def test_a_task_that_fails_again_during_the_replay_is_not_replayed_again_by_it(r
         # Each comes back at once, behind the others.
         tally = run(replay(inference_of(app), Filter(), rate_per_s=40))
         assert tally.done == 40
-        until(lambda: depth(inference_of(app)) == 40, "all are dead again", 30)
+        until(lambda: depth(inference_of(app)) == 40, "all are dead again")
     refresh(inference_of(app))
     assert {letter.generation for letter in listed(inference_of(app))} == {1}
     assert sorted(ids_in_queue(app)) == sorted(ids)
@@ -85,7 +85,7 @@ def test_the_rate_is_kept(rig: Rig) -> None:
     perish(rig, app, range(60))
     started = time.monotonic()
     assert run(replay(inference_of(app), Filter(), rate_per_s=30)).done == 60
-    assert 1.6 < time.monotonic() - started < 4
+    assert 1.6 < time.monotonic() - started < 20
 
 
 @both
@@ -97,7 +97,7 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
     returned = inference.topology.queue("batch", "returned").name
     for reached in (100, 230):
         with killed:
-            until(lambda reached=reached: depths(app)[returned] >= reached, "it is under way", 30)  # type: ignore[misc]
+            until(lambda reached=reached: depths(app)[returned] >= reached, "it is under way")  # type: ignore[misc]
             killed.send(signal.SIGKILL)
             killed.wait()
     assert 0 < depths(app)[returned] < 500
@@ -111,7 +111,7 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
     assert {record.generation for record in inference.store.get_many(ids) if record} == {1}
     with rig.worker("--pool", "threads", "--concurrency", "4"):
         rig.wait_states(app, ids, timeout_s=60, success=500)
-        until(lambda: rig.waiting(app) == 0, "the copies of the killed runs are gone", 30)
+        until(lambda: rig.waiting(app) == 0, "the copies of the killed runs are gone")
     assert rig.starts() == dict.fromkeys(range(500), 1)
     found = command(rig, "tiers", "--audit")
     assert (found["is_exact"], found["moving"]) == (True, 0)
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_replay_with_everything_in_its_place(rig: Rig) -> None:
     stopped = process(rig, "dead", "replay", "--yes", "--rate", "20")
     returned = inference.topology.queue("batch", "returned").name
     with stopped:
-        until(lambda: depths(app)[returned] >= 10, "it is under way", 30)
+        until(lambda: depths(app)[returned] >= 10, "it is under way")
         stopped.send(signal.SIGINT)
         assert stopped.wait(15) == 130
     assert "Stopped" in stopped.log

@@ -76,12 +76,12 @@ def test_one_command_runs_everything_and_one_signal_ends_it(folder: Path, env: M
         assert server.is_running()
         assert submit(folder, env) == '"CAT"'
         assert "[worker] " in stack.log
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthcheck", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthcheck", timeout=60) as answer:
             assert answer.status == 200
         family = stack.children()
         stack.send(signal.SIGINT)
         assert stack.wait(60) == 0
-        assert not psutil.wait_procs(family, timeout=5)[1]
+        assert not psutil.wait_procs(family, timeout=60)[1]
         assert not server.is_running()
 
 
@@ -158,7 +158,7 @@ def test_full_runs_every_part_of_the_system_and_each_answers(
         assert len(family) >= 4
         stack.send(signal.SIGINT)
         assert stack.wait(90) == 0
-        assert not psutil.wait_procs(family, timeout=5)[1]
+        assert not psutil.wait_procs(family, timeout=60)[1]
     for name in ("worker", "maintenance", "gateway", "flower"):
         assert f"[{name}] " in stack.log, name
 
@@ -182,7 +182,7 @@ def test_a_stack_that_is_killed_takes_its_processes_along(folder: Path, env: Map
 def answers(url: str) -> str:
     """What is answered there; empty while nobody listens."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""

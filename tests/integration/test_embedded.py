@@ -20,7 +20,7 @@ from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.errors import BrokerUnavailableError, TierPausedError
 from inference_tasks.observe.switching import pause, resume
 from inference_tasks.observe.why import why
-from tests.support.brokers import Broker, depth, depths, until
+from tests.support.brokers import PATIENCE_S, Broker, depth, depths, until
 from tests.support.history import History
 from tests.support.tier_app import TIERS
 
@@ -47,6 +47,10 @@ def broker(server: EmbeddedServer, namespace: str, history: History, tmp_path: P
 
 def step(app: InferenceApp, tier: str) -> Any:
     return app.tasks[f"step.{tier}"]
+
+
+def gated(app: InferenceApp, tier: str) -> Any:
+    return app.tasks[f"gated.{tier}"]
 
 
 # The server.
@@ -159,14 +163,15 @@ def test_two_workers_share_one_backlog_and_run_nothing_twice(broker: Broker) -> 
 
 
 def test_a_worker_comes_back_by_itself_when_the_server_was_killed(broker: Broker, server: EmbeddedServer) -> None:
-    app = broker.app()
+    app, gate = broker.app(), broker.gate()
     with broker.worker() as worker:
-        running = step(app, "batch").submit(1, nap_s=1.0)
+        running = gated(app, "batch").submit(1, str(gate))
         broker.history.wait_for("start")
         pid = server.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         worker.wait_for("was started again")
+        gate.open()
         assert step(app, "realtime").submit(2).result(timeout_s=60) == 2
         assert running.result(timeout_s=60) == 1
         until(lambda: sum(depths(app).values()) == 0, "nothing waits")
@@ -175,12 +180,13 @@ def test_a_worker_comes_back_by_itself_when_the_server_was_killed(broker: Broker
 
 
 def test_what_a_frozen_worker_holds_comes_back_and_runs_once(broker: Broker) -> None:
-    app = broker.app()
+    app, gate = broker.app(), broker.gate()
     state = {"lease_s": 1.0}
     with broker.worker("-P", "threads", "-c", "1", name="frozen", state=state) as frozen:
-        task = step(app, "batch").submit(1, nap_s=0.5)
+        task = gated(app, "batch").submit(1, str(gate))
         broker.history.wait_for("start")
         frozen.pause()
+        gate.open()
         with broker.worker(name="other", state=state):
             assert task.result(timeout_s=60) == 1
         frozen.resume()
@@ -202,10 +208,10 @@ def test_canvas_retries_and_remote_control_work(broker: Broker) -> None:
     app = broker.app()
     one, two, three = (step(app, tier) for tier in TIERS)
     with broker.worker("-c", "2"):
-        assert chain(one.s(1), two.s()).apply_async().get(timeout=15) == 1
+        assert chain(one.s(1), two.s()).apply_async().get(timeout=PATIENCE_S) == 1
         total = chord([one.si(1), two.si(2)], three.si(3))
-        assert total.apply_async().get(timeout=15) == 3
-        answers = app.control.inspect(timeout=5.0, limit=1).ping()
+        assert total.apply_async().get(timeout=PATIENCE_S) == 3
+        answers = app.control.inspect(timeout=PATIENCE_S, limit=1).ping()
         assert answers == {"worker@localhost": {"ok": "pong"}}
 
 

@@ -58,7 +58,7 @@ def old_task(app: InferenceApp, tier: str = "offline", number: int = 0) -> str:
 
 
 def wait_promoted(app: InferenceApp, task_id: str) -> None:
-    until(lambda: app.status(task_id).lane == "aged", "the task moves up", 40)
+    until(lambda: app.status(task_id).lane == "aged", "the task moves up")
 
 
 def test_one_command_promotes_and_ends_in_order(rig: Rig) -> None:
@@ -136,8 +136,8 @@ def test_the_schedule_does_not_pile_up_while_nobody_runs_it(rig: Rig) -> None:
     with program(rig, "-A", "tests.support.faulty_app", "beat", "-l", "INFO", name="beat", module="celery") as beat:
         beat.wait_for("Sending due task", count=12)
         assert depths(app)[queue] <= 6
-        until(lambda: depths(app)[queue] > 0, "the schedule is sent", 10)
-    until(lambda: depths(app)[queue] == 0, "what nobody ran has expired", 10)
+        until(lambda: depths(app)[queue] > 0, "the schedule is sent")
+    until(lambda: depths(app)[queue] == 0, "what nobody ran has expired")
     assert depths(app)[inference.topology.dead.name] == 0
 
 
@@ -226,7 +226,7 @@ def test_keys_of_the_schedule_lie_under_our_prefix(rig: Rig) -> None:
     with maintenance(rig) as process, client_of(app) as client:
         process.wait_for(SENDS)
         prefix = keys.beat(inference_of(app).store.prefix)
-        until(lambda: client.zcard(f"{prefix}:schedule") == 4, "the schedule is written", 10)
+        until(lambda: client.zcard(f"{prefix}:schedule") == 4, "the schedule is written")
         # Five times the longest sleep of beat.
         assert 0 < client.ttl(keys.beat_lock(inference_of(app).store.prefix)) <= 25
         levels = {one.subject: one.level for one in examine_state(inference_of(app))}

@@ -50,7 +50,7 @@ def address(process: LoggedProcess) -> str:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as answer:
         with answer:
@@ -85,7 +85,7 @@ def scraped(url: str, is_there: Callable[[Scrape], bool], what: str) -> Scrape:
         found[:] = [Scrape(url)]
         return is_there(found[0])
 
-    until(look, what, 40)
+    until(look, what)
     return found[0]
 
 

@@ -76,7 +76,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_with_what_the_fl
             )
             for number in range(30):
                 task(app, f"step.{TIERS[number % 3]}").submit(number)
-            until(lambda: len(rig.history.values("start", "number")) == 30, "thirty tasks have started", 60)
+            until(lambda: len(rig.history.values("start", "number")) == 30, "thirty tasks have started")
             for number, tier in enumerate(TIERS * 2):
                 task(app, f"gated.{tier}").submit(100 + number, str(gate))
             until(

@@ -303,7 +303,7 @@ class TestNotSent:
         outcome = publishers("amqp://guest:guest@127.0.0.1:1//").send(message(1))
         assert isinstance(outcome, Unavailable)
         assert outcome.part == "broker"
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 10
 
     def test_a_second_address_is_tried(self, publishers: MakePublisher, url: str) -> None:
         assert publishers(f"amqp://guest:guest@127.0.0.1:1//;{url}").send(message(1)) == Accepted()
@@ -339,12 +339,12 @@ class TestUnknown:
     def test_a_connection_that_confirms_nothing_is_given_up(
         self, publishers: MakePublisher, proxied: str, rabbitmq_proxy: FaultProxy
     ) -> None:
-        publisher = publishers(proxied, confirm_timeout_s=0.4)
+        publisher = publishers(proxied, confirm_timeout_s=2)
         assert publisher.send(message(0)) == Accepted()
         rabbitmq_proxy.black_hole()
         began_s = time.monotonic()
-        assert isinstance(publisher.send(message(1), timeout_s=10), Unknown)
-        assert time.monotonic() - began_s < 5
+        assert isinstance(publisher.send(message(1), timeout_s=40), Unknown)
+        assert time.monotonic() - began_s < 20
         rabbitmq_proxy.resume()
         assert publisher.send(message(2)) == Accepted()
         assert rabbitmq_proxy.accepted == 2

@@ -20,6 +20,7 @@ from inference_tasks.errors import StateUnavailableError
 from inference_tasks.state.backend import RecordBackend
 from inference_tasks.state.records import Claimant, NewTask
 from inference_tasks.state.store import TaskStore
+from tests.support.brokers import PATIENCE_S
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisNode
 
@@ -112,14 +113,14 @@ def request(task_id: str, token: int | None, **fields: object) -> Context:
 @pytest.mark.usefixtures("worker")
 def test_plain_celery_results_work_and_leave_records(app: Celery, store: TaskStore) -> None:
     result = app.tasks["add"].delay(1, 2)
-    assert result.get(timeout=10) == 3
+    assert result.get(timeout=PATIENCE_S) == 3
     assert (result.status, result.ready(), result.successful()) == ("SUCCESS", True, True)
     record = store.get(result.id)
     assert (record.state, record.name) == ("success", "add")
 
     failure = app.tasks["fail"].delay()
     with pytest.raises(ValueError, match="wrong") as raised:
-        failure.get(timeout=10)
+        failure.get(timeout=PATIENCE_S)
     assert raised.value.args == ("wrong", 7)
     assert failure.traceback
     assert store.get(failure.id).error == {"type": "ValueError", "message": "wrong, 7"}
@@ -128,11 +129,11 @@ def test_plain_celery_results_work_and_leave_records(app: Celery, store: TaskSto
 @pytest.mark.usefixtures("worker")
 def test_groups_chords_and_chains_work(app: Celery) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
-    assert group(add.s(i, i) for i in range(4)).apply_async().get(timeout=10) == [0, 2, 4, 6]
-    assert chord([add.s(i, 1) for i in range(4)], total.s()).apply_async().get(timeout=10) == 10
-    assert chain(add.s(1, 2), add.s(4)).apply_async().get(timeout=10) == 7
+    assert group(add.s(i, i) for i in range(4)).apply_async().get(timeout=PATIENCE_S) == [0, 2, 4, 6]
+    assert chord([add.s(i, 1) for i in range(4)], total.s()).apply_async().get(timeout=PATIENCE_S) == 10
+    assert chain(add.s(1, 2), add.s(4)).apply_async().get(timeout=PATIENCE_S) == 7
     nested = chord(group(add.s(1, 1), chord([add.s(1, 1), add.s(2, 2)], total.s())), total.s())
-    assert nested.apply_async().get(timeout=10) == 8
+    assert nested.apply_async().get(timeout=PATIENCE_S) == 8
 
 
 @pytest.mark.usefixtures("worker")
@@ -140,14 +141,14 @@ def test_what_waits_for_a_failed_task_fails_too(app: Celery, store: TaskStore) -
     add, fail, total = app.tasks["add"], app.tasks["fail"], app.tasks["total"]
     last = chain(fail.s(), add.s(1), add.s(2)).apply_async()
     with pytest.raises(ValueError, match="wrong"):
-        last.get(timeout=10)
+        last.get(timeout=PATIENCE_S)
     middle = last.parent
     assert isinstance(middle, AsyncResult)
     assert store.get(last.id).state == "failed"
     assert store.get(middle.id).state == "failed"
     body = chord([add.s(1, 1), fail.s()], total.s()).apply_async()
     with pytest.raises(ChordError, match="wrong"):
-        AsyncResult(body.id, app=app).get(timeout=10)
+        AsyncResult(body.id, app=app).get(timeout=PATIENCE_S)
     assert store.get(body.id).state == "failed"
 
 
@@ -155,14 +156,14 @@ def test_what_waits_for_a_failed_task_fails_too(app: Celery, store: TaskStore) -
 def test_a_result_that_is_no_json_fails_its_task(app: Celery, store: TaskStore) -> None:
     result = app.tasks["unwritable"].delay()
     with pytest.raises(Exception, match="not JSON serializable"):
-        result.get(timeout=10)
+        result.get(timeout=PATIENCE_S)
     assert store.get(result.id).state == "failed"
 
 
 @pytest.mark.usefixtures("worker")
 def test_ignored_results_of_foreign_tasks_leave_nothing(app: Celery, store: TaskStore) -> None:
     ignored = app.tasks["silent"].delay()
-    app.tasks["add"].delay(1, 1).get(timeout=10)  # the one before it is done
+    app.tasks["add"].delay(1, 1).get(timeout=PATIENCE_S)  # the one before it is done
     assert store.get_many([ignored.id]) == [None]
 
 
@@ -170,7 +171,7 @@ def test_forgetting_a_result_keeps_the_record(app: Celery, store: TaskStore) -> 
     task_id, within = claimed(store)
     of(app).mark_as_done(task_id, 1, request=within)
     result: AsyncResult[int] = AsyncResult(task_id, app=app)
-    assert result.get(timeout=5) == 1
+    assert result.get(timeout=PATIENCE_S) == 1
     result.forget()
     assert AsyncResult(task_id, app=app).status == "PENDING"
     assert store.get(task_id).state == "success"
@@ -209,7 +210,7 @@ def test_a_run_within_a_claim_is_one_round_trip(app: Celery, store: TaskStore, m
     monkeypatch.undo()
     assert sent == ["EVALSHA"]
     assert store.get(task_id).state == "success"
-    assert AsyncResult(task_id, app=app).get(timeout=5) == {"label": "cat"}
+    assert AsyncResult(task_id, app=app).get(timeout=PATIENCE_S) == {"label": "cat"}
 
 
 def test_an_ignored_result_still_ends_the_record(app: Celery, store: TaskStore) -> None:
@@ -240,7 +241,7 @@ def test_a_retry_and_a_revocation_reach_the_record(app: Celery, store: TaskStore
         of(app).mark_as_revoked(task_id, reason, request=within)
         assert store.get(task_id).state == state
         with pytest.raises(TaskRevokedError):
-            AsyncResult(task_id, app=app).get(timeout=5)
+            AsyncResult(task_id, app=app).get(timeout=PATIENCE_S)
 
 
 def test_progress_of_a_run_is_seen_and_changes_no_state(app: Celery, store: TaskStore) -> None:
@@ -270,7 +271,7 @@ def test_a_late_run_is_refused_without_an_error_and_starts_nothing(
     assert "a late" in caplog.text
     assert store.stale_writes() == before + 3
     of(app).mark_as_done(task_id, "good", request=request(task_id, claim.token))
-    assert AsyncResult(task_id, app=app).get(timeout=5) == "good"
+    assert AsyncResult(task_id, app=app).get(timeout=PATIENCE_S) == "good"
 
 
 def test_a_member_of_a_chord_counts_once_and_only_for_the_run_that_holds_it(app: Celery, store: TaskStore) -> None:
@@ -294,7 +295,7 @@ def test_an_exception_of_a_foreign_type_comes_back_by_name(app: Celery, store: T
     task_id, within = claimed(store)
     of(app).mark_as_failure(task_id, CudaError("out of memory"), request=within)
     with pytest.raises(Exception, match="out of memory") as raised:
-        AsyncResult(task_id, app=app).get(timeout=5)
+        AsyncResult(task_id, app=app).get(timeout=PATIENCE_S)
     assert type(raised.value).__name__.endswith("CudaError")
 
 
@@ -313,11 +314,11 @@ def test_a_result_within_a_claim_is_written_once_redis_is_back(private_redis: Re
         writing = threading.Thread(target=of(app).mark_as_done, args=(task_id, 5), kwargs={"request": within})
         with logged(logging.getLogger(BACKEND_LOG)) as refused:
             writing.start()
-            assert refused.wait(timeout=10)
+            assert refused.wait(timeout=PATIENCE_S)
         assert writing.is_alive()
         assert store.get(task_id).state == "processing"
         proxy.resume()
-        writing.join(timeout=15)
+        writing.join(timeout=PATIENCE_S)
         assert not writing.is_alive()
         assert store.get(task_id).state == "success"
         store.close()

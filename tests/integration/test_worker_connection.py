@@ -248,14 +248,15 @@ def own_rig(
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_task_longer_than_the_brokers_patience_runs_once_and_the_worker_goes_on(own_rig: Rig, pool: str) -> None:
-    rig, app = own_rig, own_rig.app()
+    rig, app, gate = own_rig, own_rig.app(), own_rig.gate()
     with rig.worker(*POOLS[pool], "--concurrency", "2") as worker:
-        long = task(app, "step.batch").submit(0, nap_s=6.0)
+        long = task(app, "gated.batch").submit(0, str(gate))
         rig.wait_started(0)
         worker.wait_for("delivery acknowledgement")
         # On the other slot, from this queue and from others.
         for number, tier in ((1, "batch"), (2, "realtime")):
             assert task(app, f"step.{tier}").submit(number).result(timeout_s=60) == number
+        gate.open()
         assert long.result(timeout_s=60) == 0
         worker.wait_for("need not run: finished")
         assert connections_lost(worker) == 0

@@ -36,6 +36,19 @@ def until(reached: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S)
         time.sleep(_POLL_S)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """What a gated task waits for."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> None:
+        self.path.touch()
+
+
 @dataclass
 class Broker:
     """One broker with a namespace of the test's own.
@@ -71,6 +84,9 @@ class Broker:
             env={OPTIONS_VARIABLE: json.dumps(self._merged(options)), **self.history.env, **self.environment},
             name=name,
         )
+
+    def gate(self, name: str = "gate") -> Gate:
+        return Gate(self.directory / name)
 
     def _merged(self, options: Mapping[str, Any]) -> dict[str, Any]:
         merged = dict(self.options)

@@ -72,7 +72,7 @@ def perish(rig: Rig, app: InferenceApp, numbers: Sequence[int], name: str = "add
     report = task(app, name).submit_many([(number, 1) for number in numbers])
     assert not report.refused
     with worker_without_the_tasks(rig):
-        until(lambda: depth(inference_of(app)) == before + len(numbers), "all are dead", 60)
+        until(lambda: depth(inference_of(app)) == before + len(numbers), "all are dead")
     return [handle.id for handle in report.accepted]
 
 

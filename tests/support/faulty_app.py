@@ -1,4 +1,4 @@
-"""The application of `tier_app` with tasks that wait for a gate, hog, crash, raise, and use a model.
+"""The application of `tier_app` with tasks that hog, crash, raise, and use a model.
 
 Every hand-over to the pool is logged too (`taken`, in order, by the worker's main process), and each loading of the
 model (`loading`, `loaded`).
@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -20,18 +19,15 @@ from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.signals import slot_freed, slot_taken
 from tests.support import failing_tasks, fault_points, history, tier_app, watching_tasks
-from tests.support.tier_app import OPTIONS_VARIABLE, TIERS
+from tests.support.tier_app import OPTIONS_VARIABLE
 
 LOAD_VARIABLE = "INFERENCE_TEST_LOAD_S"
 DEATH_VARIABLE = "INFERENCE_TEST_DIES_BEFORE_RELEASE"
-_GATE_S = 240.0
 
 
 def make_app(options: Mapping[str, Any]) -> InferenceApp:
     """The application; `options` as in `tier_app`, plus anything of Celery's configuration."""
     app = tier_app.make_app(options)
-    for tier in TIERS:
-        app.inference(tier=tier, name=f"gated.{tier}")(_gated(tier))
     app.inference(tier="batch", name="silent", ignore_result=True)(_silent)
     app.inference(tier="batch", name="crash")(_crash)
     app.inference(tier="batch", name="raises")(_raises)
@@ -61,20 +57,6 @@ def make_app(options: Mapping[str, Any]) -> InferenceApp:
         return weights.is_loaded and weights() == os.getpid()
 
     return app
-
-
-def _gated(tier: str) -> Any:
-    def gated(number: int, gate: str) -> int:
-        history.log("start", tier=tier, number=number)
-        deadline = time.monotonic() + _GATE_S
-        while not Path(gate).exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody opened {gate}")
-            time.sleep(0.01)
-        history.log("end", tier=tier, number=number)
-        return number
-
-    return gated
 
 
 def _silent(number: int) -> int:

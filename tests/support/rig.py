@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -27,19 +26,6 @@ POOLS: Mapping[str, tuple[str, ...]] = {
     "threads": ("--pool", "threads"),
     "solo": ("--pool", "solo"),
 }
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What a gated task waits for."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def open(self) -> None:
-        self.path.touch()
 
 
 @dataclass
@@ -80,9 +66,6 @@ class Rig(Broker):
         for section, values in options.items():
             merged[section] = {**merged.get(section, {}), **values} if isinstance(values, Mapping) else values
         return merged
-
-    def gate(self, name: str = "gate") -> Gate:
-        return Gate(self.directory / name)
 
     # -- what is seen from outside -------------------------------------------------------------------------------------
 
