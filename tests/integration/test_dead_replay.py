@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from inference_tasks.app import inference_of
+from inference_tasks.cli.audit import audit
 from inference_tasks.dead_letters.filter import Filter
 from inference_tasks.dead_letters.index import depth, listed, refresh
 from inference_tasks.dead_letters.revival import replay
@@ -111,10 +112,11 @@ def test_a_replay_of_500_that_is_killed_in_the_middle_and_run_again_runs_each_on
     assert {record.generation for record in inference.store.get_many(ids) if record} == {1}
     with rig.worker("--pool", "threads", "--concurrency", "4"):
         rig.wait_states(app, ids, timeout_s=60, success=500)
-        until(lambda: rig.waiting(app) == 0, "the copies of the killed runs are gone")
+        # A copy that meets its task while that runs is parked for a second or more: it must come round once more.
+        until(lambda: audit(inference).moving == 0, "the copies of the killed runs are gone")
     assert rig.starts() == dict.fromkeys(range(500), 1)
     found = command(rig, "tiers", "--audit")
-    assert (found["is_exact"], found["moving"]) == (True, 0)
+    assert found["is_exact"]
     assert found["tiers"]["batch"]["success"] == found["tiers"]["batch"]["admitted"] == 500
 
 
