@@ -105,7 +105,7 @@ def test_one_reading_at_a_time(rig: Rig) -> None:
         started = time.monotonic()
         with pytest.raises(DeadLettersBusyError, match="try again"), open_reading(inference, wait_s=0.5):
             pass
-        assert 0.4 < time.monotonic() - started < 15
+        assert 0.4 < time.monotonic() - started < 3
     assert numbers(inference) == list(range(10))
 
 

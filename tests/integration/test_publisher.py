@@ -303,7 +303,7 @@ class TestNotSent:
         outcome = publishers("amqp://guest:guest@127.0.0.1:1//").send(message(1))
         assert isinstance(outcome, Unavailable)
         assert outcome.part == "broker"
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 2
 
     def test_a_second_address_is_tried(self, publishers: MakePublisher, url: str) -> None:
         assert publishers(f"amqp://guest:guest@127.0.0.1:1//;{url}").send(message(1)) == Accepted()
