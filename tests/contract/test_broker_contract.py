@@ -22,8 +22,10 @@ from tests.support.brokers import (
     dead_letters,
     depth,
     depths,
+    gated,
     publish_raw,
     reasons,
+    step,
     taken_from,
     until,
 )
@@ -58,14 +60,6 @@ def broker(request: pytest.FixtureRequest, namespace: str, history: History, tmp
     made = Broker(options, history, tmp_path, is_exact=request.param != "quorum")
     yield made
     made.close()
-
-
-def step(app: InferenceApp, tier: str) -> Any:
-    return app.tasks[f"step.{tier}"]
-
-
-def gated(app: InferenceApp, tier: str) -> Any:
-    return app.tasks[f"gated.{tier}"]
 
 
 def states(app: InferenceApp, ids: list[str]) -> Counter[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from inference_tasks import InferenceApp
@@ -12,7 +10,7 @@ from inference_tasks.observe import fleet
 from inference_tasks.observe.fleet import Fleet, TierView
 from inference_tasks.observe.switching import pause, resume
 from tests.contract.test_broker_contract import broker, embedded_server
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker, step, until
 
 __all__ = ["broker", "embedded_server"]
 
@@ -27,10 +25,6 @@ def look(app: InferenceApp) -> Fleet:
 
 def view(app: InferenceApp, tier: str) -> TierView:
     return next(one for one in look(app).tiers if one.tier == tier)
-
-
-def step(app: InferenceApp, tier: str) -> Any:
-    return app.tasks[f"step.{tier}"]
 
 
 def test_what_waits_and_since_when_is_seen_without_a_worker(broker: Broker) -> None:

@@ -9,18 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery, chain, chord
 
-from inference_tasks import InferenceApp
 from inference_tasks.app import inference_of
 from inference_tasks.broker.embedded_server import EmbeddedServer
 from inference_tasks.errors import BrokerUnavailableError, TierPausedError
 from inference_tasks.observe.switching import pause, resume
 from inference_tasks.observe.why import why
-from tests.support.brokers import PATIENCE_S, Broker, depth, depths, until
+from tests.support.brokers import PATIENCE_S, Broker, depth, depths, gated, step, until
 from tests.support.history import History
 from tests.support.tier_app import TIERS
 
@@ -43,14 +41,6 @@ def broker(server: EmbeddedServer, namespace: str, history: History, tmp_path: P
     )
     yield made
     made.close()
-
-
-def step(app: InferenceApp, tier: str) -> Any:
-    return app.tasks[f"step.{tier}"]
-
-
-def gated(app: InferenceApp, tier: str) -> Any:
-    return app.tasks[f"gated.{tier}"]
 
 
 # The server.

@@ -101,6 +101,16 @@ class Broker:
             cast(Any, app.backend).client.close()
 
 
+def step(app: InferenceApp, tier: str) -> Any:
+    """The tier's task that naps; Celery's stubs know nothing of options of ours."""
+    return app.tasks[f"step.{tier}"]
+
+
+def gated(app: InferenceApp, tier: str) -> Any:
+    """The tier's task that waits for a gate."""
+    return app.tasks[f"gated.{tier}"]
+
+
 def depth(app: InferenceApp, tier: str, lane: str = "fresh") -> int:
     """How many messages wait in one queue."""
     return depths(app)[inference_of(app).topology.queue(tier, lane).name]
