@@ -125,8 +125,12 @@ class LoggedProcess:
         self._process.send_signal(number)
 
     def pause(self) -> None:
-        """Freeze the program: its connections stay open and nobody answers."""
+        """Freeze the program and return once its last thread stands: connections stay open and nobody answers.
+
+        The signal alone promises nothing yet: while the thread that takes it waits for a processor, the others go on.
+        """
         self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a frozen program go on."""
