@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -16,6 +17,8 @@ from inference_tasks.state.aio import AsyncTaskStore
 __all__ = ["Readiness"]
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 KEPT_S = 1.0
 
@@ -50,10 +53,13 @@ class Readiness:
         self._store = store
         self._waiters = waiters
         self._depths = inference.depths()
+        self._publisher = inference.publisher
+        self._is_declared = False
         # A connection attempt, and one question more on a connection that turns out to be dead.
         self._patience_s = 2 * inference.settings.broker.connect_timeout_s
         self._tiers = _Shared(self._ask_tiers)
         self._missing = _Shared(self._ask_missing)
+        self._told: dict[str, str] = {}
 
     async def tiers(self) -> list[TierReport]:
         """Return what each tier is doing.
@@ -81,12 +87,31 @@ class Readiness:
         for answer in found.values():
             if not isinstance(answer, InferenceError):
                 raise answer
+        self._tell({name: str(answer) for name, answer in found.items()})
         # The errors name addresses and users; who asks here needs no key.
         return dict.fromkeys(found, "does not answer")
 
+    def _tell(self, why: dict[str, str]) -> None:
+        """Write into the log what is new."""
+        if why == self._told:
+            return
+        self._told = why
+        if why:
+            log.warning("Tasks cannot be accepted now: %s", "; ".join(f"{name}: {text}" for name, text in why.items()))
+        else:
+            log.info("Tasks can be accepted again")
+
     async def _ask_broker(self) -> None:
+        if not self._is_declared:
+            await self._in_time(self._declare)
         queue = self._inference.topology.queues[0].name
         await self._in_time(lambda: self._depths.of_queues([queue]))
+
+    def _declare(self) -> None:
+        """Declare the queues; otherwise the first request would wait for it, some hundred round trips."""
+        self._inference.declare_topology()
+        self._publisher.topology_exists()
+        self._is_declared = True
 
     async def _ask_state(self) -> None:
         await self._store.ping()

@@ -63,7 +63,7 @@ def add_health_routes(router: APIRouter, gateway: Gateway) -> None:
         responses=_good("They can.") | problems_of(503),
     )
     async def readyz() -> Response:
-        """Answer whether broker and Redis answer; if not, which does not."""
+        """Answer whether broker and Redis answer and the queues are declared; if not, what is missing."""
         missing = await gateway.readiness.missing()
         if missing:
             said = "; ".join(f"{name} {why}" for name, why in missing.items())

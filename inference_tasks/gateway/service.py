@@ -93,13 +93,15 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Be connected to Redis, within the loop that is running; the broker is connected to with the first submit."""
+        """Be connected to Redis, within the loop that is running, and have the queues declared meanwhile."""
         self.is_ending = False
         self.waiters.start()
+        prepares = asyncio.create_task(self.readiness.missing())
         try:
             yield
         finally:
             self.end_waits()
+            prepares.cancel()
             await self.waiters.stop()
             await self.store.aclose()
             await self.readiness.close()

@@ -17,6 +17,7 @@ from tests.support.brokers import PATIENCE_S, until
 from tests.support.gateway import GatewayProcess, problem, submit
 from tests.support.proxy import FaultProxy
 from tests.support.rig import Rig
+from tests.support.servers import RabbitMQNode
 
 CONFIRM_S = 2.0
 
@@ -54,7 +55,15 @@ def line(
         "state": {"url": redis_proxy.url(redis_url), "socket_timeout_s": 1.0},
     }
     with GatewayProcess.of(rig, **options) as gateway, gateway.client() as http:
-        yield Line(rig, rig.app(), gateway, http, rabbitmq_proxy, redis_proxy)
+        made = Line(rig, rig.app(), gateway, http, rabbitmq_proxy, redis_proxy)
+        made.wait_ready()  # its first submit would have to declare the queues within these times
+        yield made
+
+
+def test_a_gateway_that_is_ready_has_declared_the_queues(line: Line, rabbitmq: RabbitMQNode, vhost: str) -> None:
+    queues = rabbitmq.api("GET", f"/api/queues/{vhost}")
+    assert isinstance(queues, list)
+    assert {one.name for one in inference_of(line.app).topology.queues} <= {one["name"] for one in queues}
 
 
 def test_without_the_broker_nothing_is_accepted_and_readiness_names_it(line: Line) -> None:
@@ -66,8 +75,10 @@ def test_without_the_broker_nothing_is_accepted_and_readiness_names_it(line: Lin
     assert problem(line.http.get("/readyz"), 503)["missing"] == ["broker"]
     problem(line.http.get("/v1/tiers"), 503)
     assert line.http.get("/healthz").status_code == 200
+    line.gateway.wait_for("Tasks cannot be accepted now: broker: ")
     line.broker.resume()
     line.wait_ready()
+    line.gateway.wait_for("Tasks can be accepted again")
     assert submit(line.http, "step.batch").status_code == 202
 
 
