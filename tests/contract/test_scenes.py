@@ -104,7 +104,7 @@ def test_a_look_is_one_round_trip_however_much_waits(real: RedisHarness) -> None
         submitted(real, tier="offline")
         harness_beat = WorkerBeat(f"w{number}", 7, None, "prefork", 2, 0, ("batch",), 1)
         if number < 30:
-            real.store.renew([], harness_beat.node, LEASE_S, harness_beat)
+            real.store.renew([], harness_beat.node, 600.0, harness_beat)  # outlives the submits
     client = Counting()
     store = TaskStore(client, real.prefix)
     assert store.scene(task.id, QUEUES) is not None
