@@ -24,12 +24,13 @@ import pytest
 import redis
 from kombu import Connection
 
+from inference_routing.topology import queue_name
 from tests.support.brokers import until
 from tests.support.processes import LoggedProcess, program
 from tests.support.prometheus import scraped
 
 TIERS = ("realtime", "batch", "offline")
-LANES = {"fresh": "", "returned": ".returned", "aged": ".aged"}
+LANES = ("fresh", "returned", "aged")
 MANY_SECONDS = 240
 
 
@@ -140,7 +141,7 @@ def test_what_top_tells_meanwhile_is_what_prometheus_and_redis_say(
         assert set(named) == {"INFERENCE_NAMESPACE", "INFERENCE_STATE__PREFIX"}
         mine |= named
         name = named["INFERENCE_NAMESPACE"]
-        queues = {(tier, lane): f"{name}.{tier}{end}" for tier in TIERS for lane, end in LANES.items()}
+        queues = {(tier, lane): queue_name(name, tier, lane) for tier in TIERS for lane in LANES}
         argv = [*inference_tasks, "maintenance", "-A", "inference_tasks.demo.tasks:app", "--metrics-port", "0"]
         with LoggedProcess(argv, log=tmp_path / "maintenance.log", env=mine, directory=tmp_path) as maintenance:
             url = maintenance.wait_for("Metrics on http://", timeout_s=30).partition("Metrics on ")[2].split()[0]

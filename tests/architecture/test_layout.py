@@ -24,7 +24,6 @@ LONGER_BECAUSE: dict[str, str] = {
     "inference_tasks/state/records.py": "every value that goes into and comes out of the state store",
     "tests/contract/test_task_store.py": "one suite of the store's contract, run on the fake and on Redis",
     "tests/properties/test_state_machine.py": "all that may happen to a task, in one machine",
-    "tests/integration/test_flower.py": "one Flower, its app and its calls, shared by all tests of its pages",
     "tests/integration/test_publisher.py": "the publisher's promises, with the fixtures that they share",
 }
 

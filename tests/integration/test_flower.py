@@ -71,12 +71,6 @@ from vision import wait_for
 wait_for.submit(sys.argv[1])
 """
 
-LATER = """
-from vision import embed
-
-embed.delay(6)
-"""
-
 PRIVATE = """
 import sys
 from vision import greet
@@ -119,26 +113,20 @@ class Flower:
         self.process = LoggedProcess(argv, log=directory / "flower.log", env=self.env, directory=directory)
 
     def get(self, path: str, user: str | None = USER) -> tuple[int, str]:
+        return self._ask(path, user, None)
+
+    def post(self, path: str, user: str | None = USER) -> int:
+        return self._ask(path, user, b"")[0]
+
+    def _ask(self, path: str, user: str | None, body: bytes | None) -> tuple[int, str]:
         headers = {} if user is None else {"Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-        request = urllib.request.Request(f"http://{LOOPBACK}:{self.port}{path}", headers=headers)
+        request = urllib.request.Request(f"http://{LOOPBACK}:{self.port}{path}", data=body, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
-
-    def post(self, path: str, user: str | None = USER) -> int:
-        headers = {} if user is None else {"Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-        request = urllib.request.Request(
-            f"http://{LOOPBACK}:{self.port}{path}", data=b"", headers=headers, method="POST"
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
 
     def json(self, path: str) -> Any:
         status, text = self.get(path)
@@ -169,7 +157,7 @@ def env(amqp_url: str, redis_url: str, namespace: str, rabbitmq: RabbitMQNode) -
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     fake_gpu.install(tmp_path)
-    for name, text in {"vision": APP, "calls": CALLS, "hold": HOLD, "later": LATER, "private": PRIVATE}.items():
+    for name, text in {"vision": APP, "calls": CALLS, "hold": HOLD, "private": PRIVATE}.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -217,11 +205,7 @@ def test_workers_tasks_with_their_tier_and_the_queues_are_shown(folder: Path, fl
     release = folder / "release"
     run(folder, flower, "calls.py")
     tiers = {"(1,)": "realtime", "(2,)": "realtime", "(3,)": "batch", "(4,)": "batch", "(5,)": "offline"}
-
-    def are_done(tasks: dict[str, dict[str, Any]]) -> bool:
-        return all(tasks.get(args, {}).get("state") == "SUCCESS" for args in tiers)
-
-    assert are_done(seen(flower.tasks, are_done))
+    wait_states(flower, SUCCESS=5)
     hold_the_slot(folder, flower, release)
     tasks = flower.tasks()
     assert {args: tasks[args]["tier"] for args in tiers} == tiers
@@ -230,7 +214,7 @@ def test_workers_tasks_with_their_tier_and_the_queues_are_shown(folder: Path, fl
     assert all(0 <= task["wait"] < 90 for task in tasks.values())
 
     # The only slot is taken now: what comes next waits, and its tier is known all the same.
-    run(folder, flower, "later.py")
+    run(folder, flower, "-c", "from vision import embed; embed.delay(6)")
     waiting = seen(flower.tasks, lambda tasks: "(6,)" in tasks)["(6,)"]
     assert (waiting["state"], waiting["tier"], waiting["wait"]) == ("PENDING", "batch", None)
     queues = seen(flower.queues, lambda queues: queues.get("inference.batch") == "1")

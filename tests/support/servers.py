@@ -243,7 +243,7 @@ class RabbitMQNode(Node):
         return f"http://guest:guest@{LOOPBACK}:{self.management_port}"
 
     def kill(self) -> None:
-        """End the server at once; the queues it has confirmed are there again afterwards.
+        """End the server at once; the classic queues it has confirmed are there again afterwards.
 
         Its table of durable queues reaches the file up to two seconds after the declaration was answered, so that a
         queue, and whatever was confirmed into it, is gone if the server dies meanwhile. The table is written first.
