@@ -11,6 +11,7 @@ from inference_tasks.state.records import (
     DEPENDENCY_FAILED,
     DEPENDENCY_UNKNOWN,
     PARKED,
+    Finish,
     Freed,
     Move,
     NewTask,
@@ -95,6 +96,17 @@ def test_a_released_copy_is_believed_where_its_mark_is_missing(harness: StoreHar
     assert claimed(harness, task, hop=1) == Verdict.RUN
     assert (counted(harness), away(harness)) == ({"admitted": 2, "pending": 1, "processing": 1}, {})
     assert harness.store.get(task.id).waits_for == ()
+
+
+def test_one_whose_retry_was_written_from_outside_waits_for_nobody(harness: StoreHarness) -> None:
+    need = submitted(harness)
+    task = dependent(harness, need)
+    assert harness.store.write(task.id, None, None, "retrying", OOPS) == Finish.WRITTEN
+    record = harness.store.get(task.id)
+    assert (record.state, record.lane, record.waits_for) == ("retrying", "returned", ())
+    assert refusal(harness, task.id, id=need.id) == SubmitAnswer(False, "pending")  # no circle
+    assert ran(harness, need) == []
+    assert claimed(harness, task) == Verdict.RUN
 
 
 def test_one_that_needs_nothing_any_more_may_run_from_its_own_message(harness: StoreHarness) -> None:

@@ -76,6 +76,8 @@ if state ~= '' then
     departs(id_of(key), known, tier, lane)
     redis.call('HDEL', key, 'due_at_s')
   end
+  -- Celery may write a retry of a task that waits: it waits for nobody then, and nobody's success frees it once more.
+  if known == 'waiting' then redis.call('DEL', beside(key, 'needs')) end
   if state == 'retrying' then
     if lane ~= 'aged' then lane = 'returned' end
     local ready_at = due ~= '' and due or moment(now)
