@@ -42,7 +42,7 @@ SMOOTHING = 0.1
 
 
 class Wish(NamedTuple):
-    """A queue to ask for one message: as picked, or, without a pick, to see whether it is still empty."""
+    """A queue to ask for one message, as picked; without a pick, to look at whether it is still empty."""
 
     key: QueueKey
     pick: Pick | None
@@ -132,9 +132,17 @@ class Demand:
 
     # -- what is empty -------------------------------------------------------------------------------------------------
 
+    def looked(self, key: QueueKey, *, found: bool) -> None:
+        """A queue believed to be empty has told whether it is."""
+        if found:
+            self.filled(key)
+        else:
+            self._looking.discard(key)
+            if key in self._empty:  # else it is not served any more, or it was found filled in another way
+                self._empty[key] = max(self._clock(), self._empty[key])
+
     def found_empty(self, key: QueueKey, pick: Pick | None) -> None:
-        """A queue that was asked had nothing."""
-        self._looking.discard(key)
+        """A queue that was asked had nothing; ``pick`` is None where that was taken back meanwhile."""
         emit("queue.asked", tier=key.tier, lane=key.lane, outcome="empty")
         if self._floors is not None and not any(
             one.tier == key.tier and one != key and one not in self._empty for one in self._all
@@ -143,13 +151,13 @@ class Demand:
         if pick is not None:
             self._picker.found_empty(pick)
         if key not in self._off:
-            self._empty[key] = self._clock()
+            # One that is missing is left alone for longer.
+            self._empty[key] = max(self._clock(), self._empty.get(key, NEVER_S))
 
-    def found(self, key: QueueKey, pick: Pick | None) -> Pick:
-        """A queue that was asked had a message: its pick, made now if it was only a look."""
+    def found(self, key: QueueKey) -> None:
+        """A queue that was asked had a message."""
         emit("queue.asked", tier=key.tier, lane=key.lane, outcome="message")
         self.filled(key)
-        return pick or self._pick_of(key)
 
     def _pick_of(self, key: QueueKey) -> Pick:
         pick = self._picker.pick(self._clock(), (key,))

@@ -94,10 +94,8 @@ class Dispatcher:
         self._held: deque[Held] = deque()
         self._deferred: dict[str, Held] = {}
         self._handing: Held | None = None
-        self._closing = False
-        self.state_lost = False
-        source.on_answer = self._on_answer
-        source.on_push = self._on_push
+        self._closing = self.state_lost = False
+        self.attach(source)
 
     @property
     def _source(self) -> Source:
@@ -105,16 +103,20 @@ class Dispatcher:
 
     def _on_answer(self, queue: str, message: Delivery | None) -> None:
         wish, _, is_void = self._asked.popleft()
+        pick = None if is_void else wish.pick
         if message is None:
-            self._demand.found_empty(wish.key, None if is_void else wish.pick)
+            self._demand.found_empty(wish.key, pick)
             return
-        if is_void or self._closing or self.state_lost:
-            if wish.pick is not None and not is_void:
-                self._picker.refund(wish.pick)
-            self._demand.filled(wish.key)
+        self._demand.found(wish.key)
+        if pick is None or self._closing or self.state_lost:
+            if pick is not None:
+                self._picker.refund(pick)
             self._source.give_back(message)
-            return
-        self._arrived.append((message, self._demand.found(wish.key, wish.pick)))
+        else:
+            self._arrived.append((message, pick))
+
+    def _on_look(self, queue: str, found: bool) -> None:
+        self._demand.looked(self._asked.popleft()[0].key, found=found)
 
     def _on_push(self, queue: str, message: Delivery) -> None:
         inside = len(self._arrived) + len(self._held)
@@ -173,7 +175,8 @@ class Dispatcher:
             held = self._startable()
             if held is None:
                 return False
-            if held.is_ahead and self._clock() - held.arrived_s > self.hold_s:
+            # A slot is free for it: sent back it would start no sooner. So it may be late by the length of a task.
+            if held.is_ahead and self._clock() - held.arrived_s > self.hold_s + held.predicted_s:
                 self._held.appendleft(held)
                 self._return_all()
                 return False
@@ -290,17 +293,17 @@ class Dispatcher:
 
     def _ask(self, now: float) -> None:
         asked = len(self._asked)
-        # Some of what Celery keeps for later (rate limits) lies beside the slots; more of it would pull the queue in.
+        # Some of what Celery keeps for later (rate limits) lies beside the slots; more would pull the queue in.
         inside = len(self._held) + len(self._arrived) + asked + max(0, len(self._deferred) - MOST_DEFERRED)
         lower = 0
         if self.slots.reserve:
-            lower = sum(not may_serve_reserved(held.key) for held in self._held)
-            lower += sum(not may_serve_reserved(pick.key) for _, pick in self._arrived)
-            lower += sum(not may_serve_reserved(wish.key) for wish, _, _ in self._asked)
-        wishes = self._demand.wanted(inside, lower, asked, now)
-        if wishes:
+            coming = [pick.key for _, pick in self._arrived] + [wish.key for wish, _, _ in self._asked]
+            lower = sum(not may_serve_reserved(key) for key in coming + [held.key for held in self._held])
+        if wishes := self._demand.wanted(inside, lower, asked, now):
             self._asked.extend((wish, now, False) for wish in wishes)
-            self._source.ask([wish.key.name for wish in wishes])
+            looks = [wish.key.name for wish in wishes if wish.pick is None]  # they come first
+            self._source.look(looks)
+            self._source.ask([wish.key.name for wish in wishes[len(looks) :]])
 
     def tick(self) -> None:
         """A few times a second: return what has waited too long.
@@ -313,16 +316,15 @@ class Dispatcher:
             raise TimeoutError(f"the broker has not answered a basic.get for {ANSWER_S:.0f} s")
         self._claiming.return_waiting(now)
         self._source.return_stale(now)
-        self.return_overdue(now)
+        self.return_overdue()
         if self._demand.is_subscribed and not self._closing:
             self._demand.subscribe(len(self._held) + len(self._arrived), now)
 
-    def return_overdue(self, now: float | None = None) -> None:
+    def return_overdue(self) -> None:
         """Give back what has been held longer than ``hold_s``, unless a slot is free to start it this moment."""
-        now = self._clock() if now is None else now
-        if not self._held or now - self._held[0].arrived_s <= self.hold_s or self._startable(take=False) is not None:
-            return
-        self._return_all()
+        overdue_s = self.next_overdue_s
+        if overdue_s is not None and overdue_s <= 0 and self._startable(take=False) is None:
+            self._return_all()
 
     def _return_all(self) -> None:
         """Return all: were only the overdue ones returned, those behind them would start before their turn."""
@@ -393,4 +395,5 @@ class Dispatcher:
         """Go on with a new connection."""
         self._demand.source = source
         source.on_answer = self._on_answer
+        source.on_look = self._on_look
         source.on_push = self._on_push

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +27,9 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
-        self._reader, self._writer = seam.wake_pair()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
         self._owner = threading.get_ident()
         self._is_waking = False
 

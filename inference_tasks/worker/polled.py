@@ -22,7 +22,7 @@ from inference_tasks.worker import seam
 
 if TYPE_CHECKING:
     from inference_tasks.worker.intake import Delivery
-    from inference_tasks.worker.source import Answer, Push
+    from inference_tasks.worker.source import Answer, Look, Push
 
 __all__ = ["EmbeddedSource"]
 
@@ -65,6 +65,7 @@ class EmbeddedSource:
         self._commands, self._bell = Line(path), Line(path)
         self._take = self._load("take")
         self._settle = self._load("settle")
+        self._depths = self._load("depths")
         self._handlers: deque[Callable[[Any], None]] = deque()
         self._watched: dict[str, _Look] = {}
         self._returning: list[str] = []
@@ -73,6 +74,7 @@ class EmbeddedSource:
         self._is_closed = False
         self._keeper = _Keeper(url, self.consumer)
         self.on_answer: Answer = lambda queue, message: None
+        self.on_look: Look = lambda queue, found: None
         self.on_push: Push = lambda queue, message: None
 
     def _load(self, name: str) -> str:
@@ -84,8 +86,13 @@ class EmbeddedSource:
 
     # -- what the dispatcher calls -------------------------------------------------------------------------------------
 
+    def look(self, queues: Sequence[str]) -> None:
+        if queues:
+            self._command(partial(self._counted, tuple(queues)), self._depths, *queues)
+
     def ask(self, queues: Sequence[str]) -> None:
-        self._command(partial(self._answered, tuple(queues)), self._take, self.consumer, LEASE_S, *queues)
+        if queues:
+            self._command(partial(self._answered, tuple(queues)), self._take, self.consumer, LEASE_S, *queues)
 
     def subscribe(self, queues: Sequence[str]) -> None:
         if queues:
@@ -191,6 +198,10 @@ class EmbeddedSource:
     def _answered(self, queues: Sequence[str], replies: Sequence[bytes | None]) -> None:
         for queue, reply in zip(queues, replies, strict=True):
             self.on_answer(queue, self._message(reply))
+
+    def _counted(self, queues: Sequence[str], depths: Sequence[int]) -> None:
+        for queue, depth in zip(queues, depths, strict=True):
+            self.on_look(queue, depth > 0)
 
     def _look(self, queues: Iterable[str]) -> None:
         """Ask for one message of each subscribed queue; once more if its bell rang while that was under way."""

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from struct import pack
 from time import monotonic
 from typing import Any
@@ -60,7 +61,6 @@ __all__ = [
     "terminate",
     "unaccepted",
     "ungated",
-    "wake_pair",
 ]
 
 RecoverableConnectionError = amqp.exceptions.RecoverableConnectionError
@@ -83,8 +83,7 @@ def accepted_content(types: Sequence[str]) -> set[str]:
 def on_get_answers(channel: Any, callback: Callable[[Any], None]) -> None:
     """Call back with the raw message, or None, for each answer to a ``basic.get``.
 
-    Not ``channel.basic_get``: it waits for the answer, so eight gets would cost eight round trips, and a broker that
-    has stopped answering would hang the worker for ever.
+    Not ``channel.basic_get``: it waits for the answer, eight round trips for eight gets, for ever if none comes.
     """
 
     def got(delivery_tag: int, redelivered: bool, exchange: str, routing_key: str, count: int, raw: Any) -> None:
@@ -92,6 +91,12 @@ def on_get_answers(channel: Any, callback: Callable[[Any], None]) -> None:
 
     channel._callbacks[spec.Basic.GetOk] = got
     channel._callbacks[spec.Basic.GetEmpty] = lambda *_: callback(None)
+
+
+@cache
+def _naming(arguments: str, queue: str, *flags: object) -> bytes:
+    """The arguments of a method that names a queue; the same few are sent for ever."""
+    return bytes(dumps(arguments, (0, queue, *flags)))
 
 
 class Outbox:
@@ -132,7 +137,13 @@ class Outbox:
 
     def get(self, channel: Any, queue: str) -> None:
         """Ask for one message without waiting for it."""
-        self._add(channel, channel.channel_id, spec.Basic.Get, dumps("Bsb", (0, queue, False)))
+        self._add(channel, channel.channel_id, spec.Basic.Get, _naming("Bsb", queue, False))
+
+    def look(self, channel: Any, queue: str, callback: Callable[[int], None]) -> None:
+        """Ask how many messages wait, by a passive declaration: no entry in a quorum queue's log, unlike a get."""
+        channel._callbacks[spec.Queue.DeclareOk] = lambda name, messages, consumers: callback(messages)
+        passive = _naming("BsbbbbbF", queue, True, False, False, False, False, None)
+        self._add(channel, channel.channel_id, spec.Queue.Declare, passive)
 
     def consume(
         self, channel: Any, queue: str, tag: str, prefetch: int, callback: Callable[[Any], None], on_cancel: Any
@@ -218,8 +229,7 @@ def read_all(connection: Any) -> None:
 
 def read_by_hand(hub: Any, connection: Any, callback: Callable[[], None]) -> None:
     """Let ``callback`` read the connection's socket. kombu's own reader takes one frame per turn of the loop."""
-    sock = connection.connection.sock
-    hub.add_reader(sock, callback)
+    hub.add_reader(connection.connection.sock, callback)
 
 
 def bound(connection: Any, seconds: float) -> Any:
@@ -344,10 +354,8 @@ def error_of(info: object) -> BaseException | None:
     """Return the error in a job's error information."""
     error = getattr(info, "exception", None)
     error = getattr(error, "exc", error) if isinstance(error, einfo.ExceptionWithTraceback) else error
-    # These say that the process ends: Celery makes lost processes of them, or was asked to end the task.
-    if not isinstance(error, Exception) or isinstance(error, MemoryError | Terminated):
-        return None
-    return error
+    # The others say that the process ends: Celery makes lost processes of them, or was asked to end the task.
+    return error if isinstance(error, Exception) and not isinstance(error, MemoryError | Terminated) else None
 
 
 def failure_in(result: Sequence[object]) -> object | None:
@@ -390,11 +398,3 @@ class SoloHeartbeat:
 
     def stop(self) -> None:
         self._stopped.set()
-
-
-def wake_pair() -> tuple[socket.socket, socket.socket]:
-    """A non-blocking socket pair to wake the event loop with."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    return reader, writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,17 +24,23 @@ KEPT_TAGS = 32
 
 Answer = Callable[[str, "Delivery | None"], None]
 Push = Callable[[str, "Delivery"], None]
+Look = Callable[[str, bool], None]
 
 
 class Source(Protocol):
     """One broker, as the dispatcher uses it. No call waits for the broker; ``flush`` sends what the others gathered.
 
-    ``on_answer(queue, message or None)`` is called once per asked queue, in the order of asking; ``on_push`` for a
-    message of a subscription, which may arrive after its ``unsubscribe``.
+    ``on_answer(queue, message or None)`` is called once per asked queue, ``on_look(queue, holds something)`` once per
+    queue looked at, all in the order of the calls; ``on_push`` for a message of a subscription, which may arrive after
+    its ``unsubscribe``.
     """
 
     on_answer: Answer
+    on_look: Look
     on_push: Push
+
+    def look(self, queues: Sequence[str]) -> None:
+        """Ask of each named queue whether it holds anything; takes nothing from it."""
 
     def ask(self, queues: Sequence[str]) -> None:
         """Ask for one message of each named queue, in this order."""
@@ -62,6 +69,7 @@ class Source(Protocol):
 class NoSource:
     """Before the first connection there is nothing to ask."""
 
+    def look(self, queues: Sequence[str]) -> None: ...
     def ask(self, queues: Sequence[str]) -> None: ...
     def subscribe(self, queues: Sequence[str]) -> None: ...
     def unsubscribe(self, queues: Sequence[str]) -> None: ...
@@ -72,7 +80,21 @@ class NoSource:
     def flush(self, *, acks_can_wait: bool = False) -> None: ...
 
     on_answer: Any = None
+    on_look: Any = None
     on_push: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One get or look on its way, and what came of it: a raw message, or how many wait."""
+
+    queue: str
+    is_look: bool
+    found: Any = None
+    is_answered: bool = False
+
+    def answer(self, found: Any) -> None:
+        self.found, self.is_answered = found, True
 
 
 class _QueueChannel:
@@ -82,7 +104,8 @@ class _QueueChannel:
         self.queue = queue
         self.channel = channel
         self._source = source
-        self.asked: deque[list[Any]] = deque()
+        self.asked: deque[_Asked] = deque()
+        self.looks: deque[_Asked] = deque()
         self._number = 0
         self._tags: deque[str] = deque()
         self._tag: str | None = None
@@ -96,13 +119,21 @@ class _QueueChannel:
         else:
             raw.delivery_info["arrived_s"] = monotonic()
         if self.asked:
-            self.asked.popleft()[1:] = [raw, True]
+            self.asked.popleft().answer(raw)
 
-    def ask(self, entry: list[Any], now: float) -> None:
+    def _counted(self, messages: int) -> None:
+        if self.looks:
+            self.looks.popleft().answer(messages)
+
+    def look(self, entry: _Asked) -> None:
+        self.looks.append(entry)
+        self._source.outbox.look(self.channel, self.queue, self._counted)
+
+    def ask(self, entry: _Asked, now: float) -> None:
         """Answer from the stock, or ask the broker."""
         self.stream.asked(now)
         if self.stream.stock:
-            entry[1:] = [self.stream.stock.popleft(), True]
+            entry.answer(self.stream.stock.popleft())
         else:
             self.asked.append(entry)
             self._source.outbox.get(self.channel, self.queue)
@@ -185,8 +216,9 @@ class AmqpSource:
         self.outbox = seam.Outbox(connection)
         self._accept = seam.accepted_content(accept)
         self._channels: dict[str, _QueueChannel] = {}
-        self._order: deque[list[Any]] = deque()
+        self._order: deque[_Asked] = deque()
         self.on_answer: Answer = lambda queue, message: None
+        self.on_look: Look = lambda queue, found: None
         self.on_push: Push = lambda queue, message: None
         self.on_lost = on_lost
 
@@ -195,22 +227,34 @@ class AmqpSource:
         message.accept = self._accept
         return message
 
+    def look(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            entry = _Asked(queue, is_look=True)
+            channel = self._line_up(entry)
+            if channel is not None:
+                channel.look(entry)
+        self._hand_on()
+
     def ask(self, queues: Sequence[str]) -> None:
         now = monotonic()
         for queue in queues:
-            entry: list[Any] = [queue, None, False]
-            self._order.append(entry)
-            try:
-                channel = self._channel(queue)
-            except seam.CHANNEL_ERRORS as exc:
-                self._lost(queue, exc)
-                entry[2] = True
-                continue
-            channel.ask(entry, now)
+            entry = _Asked(queue, is_look=False)
+            channel = self._line_up(entry)
+            if channel is not None:
+                channel.ask(entry, now)
         for queue in dict.fromkeys(queues):
             if queue in self._channels:
                 self._channels[queue].tend_stream(now)
         self._hand_on()
+
+    def _line_up(self, entry: _Asked) -> _QueueChannel | None:
+        """Put an entry in the line of answers; None where the queue's channel cannot be opened."""
+        self._order.append(entry)
+        try:
+            return self._channel(entry.queue)
+        except seam.CHANNEL_ERRORS as exc:
+            self._lost(entry.queue, exc)
+            return None
 
     def subscribe(self, queues: Sequence[str]) -> None:
         for queue in queues:
@@ -271,9 +315,12 @@ class AmqpSource:
                 channel.tend_stream(now)
 
     def _hand_on(self) -> None:
-        while self._order and self._order[0][2]:
-            queue, raw, _ = self._order.popleft()
-            self.on_answer(queue, None if raw is None else self.message(raw))
+        while self._order and self._order[0].is_answered:
+            entry = self._order.popleft()
+            if entry.is_look:
+                self.on_look(entry.queue, bool(entry.found))
+            else:
+                self.on_answer(entry.queue, None if entry.found is None else self.message(entry.found))
 
     def _channel(self, queue: str) -> _QueueChannel:
         found = self._channels.get(queue)
@@ -293,8 +340,8 @@ class AmqpSource:
         if channel is not None:
             channel.stream.stock.clear()
         for entry in self._order:
-            if entry[0] == queue:
-                entry[1:] = [None, True]
+            if entry.queue == queue:
+                entry.answer(None)
         self.on_lost(queue)
 
     def close(self) -> None:

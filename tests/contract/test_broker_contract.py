@@ -162,6 +162,26 @@ def test_starts_are_shared_eight_two_one_in_every_window_of_eleven(broker: Broke
         assert Counter(tiers[begin : begin + 11]) == WEIGHTS, (begin, tiers)
 
 
+def test_a_look_tells_whether_a_queue_holds_something_and_takes_nothing(broker: Broker) -> None:
+    app = broker.app()
+    inference = inference_of(app)
+    handle = step(app, "batch").submit()
+    filled, empty = inference.queue_by_lane["batch", "fresh"], inference.queue_by_lane["offline", "fresh"]
+    answers: list[tuple[str, bool]] = []
+    with app.connection_for_read() as connection:
+        connection.ensure_connection(max_retries=1)
+        source = inference.new_source(connection, lambda queue: None)
+        source.on_look = lambda queue, found: answers.append((queue, found))
+        for _ in range(3):
+            source.look([filled, empty])
+        source.finish(lambda: 6 - len(answers), PATIENCE_S)  # type: ignore[attr-defined]  # of every source, not of the port
+        source.close()
+    assert answers == [(filled, True), (empty, False)] * 3
+    (message,) = taken_from(app, filled, 1)
+    assert message.headers["id"] == handle.id
+    assert not message.delivery_info.get("redelivered")
+
+
 def test_tasks_of_one_tier_start_in_the_order_of_their_submission(broker: Broker) -> None:
     app = broker.app()
     step(app, "batch").submit_many([(number,) for number in range(30)])

@@ -76,6 +76,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.connection: object | None = object()
         self.callbacks: dict[str, object] = {}
+        self._callbacks: dict[object, Any] = {}
         self.cancel_callbacks: dict[str, object] = {}
         self.collected = False
 
@@ -104,6 +105,7 @@ def test_frames_are_those_of_py_amqp(outbox: seam.Outbox, channel: Any, wire: Wi
     channel.basic_ack(7)
     channel.basic_reject(8, requeue=True)
     outbox.get(channel, "q")
+    outbox.look(channel, "q", print)
     outbox.consume(channel, "q", "tag", 3, print, print)
     outbox.cancel(channel, "tag")
     assert wire.data == b""
@@ -112,6 +114,7 @@ def test_frames_are_those_of_py_amqp(outbox: seam.Outbox, channel: Any, wire: Wi
         by_amqp(spec.Basic.Ack, "Lb", (7, False))
         + by_amqp(spec.Basic.Reject, "Lb", (8, True))
         + by_amqp(spec.Basic.Get, "Bsb", (0, "q", False))
+        + by_amqp(spec.Queue.Declare, "BsbbbbbF", (0, "q", True, False, False, False, False, None))
         + by_amqp(spec.Basic.Qos, "lBb", (0, 3, False))
         + by_amqp(spec.Basic.Consume, "BssbbbbF", (0, "q", "tag", False, False, False, True, None))
         + by_amqp(spec.Basic.Cancel, "sb", ("tag", True))
@@ -182,6 +185,17 @@ def test_answers_to_a_get_come_through_the_channels_callbacks() -> None:
     ]
     # Set once per channel, and found there by the method's numbers.
     assert "_callbacks[method_sig]" in inspect.getsource(kept.abstract_channel.AbstractChannel.dispatch_method)
+
+
+def test_a_look_is_a_passive_declaration_and_its_answer_tells_the_depth(outbox: seam.Outbox, channel: Any) -> None:
+    depths: list[int] = []
+    outbox.look(channel, "q", depths.append)
+    channel._callbacks[spec.Queue.DeclareOk]("q", 3, 1)
+    assert depths == [3]
+    source = inspect.getsource(amqp.Channel.queue_declare)
+    assert "argsig='BsbbbbbF'" in source
+    assert "(0, queue, passive, durable, exclusive, auto_delete," in source
+    assert kept.channel.queue_declare_ok_t._fields == ("queue", "message_count", "consumer_count")
 
 
 def test_a_connection_knows_when_it_last_heard_of_its_peer() -> None:
@@ -360,17 +374,6 @@ def test_a_lost_process_is_told_from_other_errors() -> None:
 
 def test_tasks_is_the_step_that_ours_follows() -> None:
     assert seam.Tasks is Tasks
-
-
-def test_a_wake_up_never_blocks() -> None:
-    reader, writer = seam.wake_pair()
-    try:
-        with pytest.raises(BlockingIOError):
-            writer.sendall(b"\0" * 2**24)
-        assert reader.recv(1) == b"\0"
-    finally:
-        reader.close()
-        writer.close()
 
 
 def test_a_request_under_way_is_known_by_its_id_and_can_be_terminated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from inference_tasks.state.records import Claim, Claimant, Verdict
 from inference_tasks.worker.claiming import Claiming
 from inference_tasks.worker.demand import Demand
 from inference_tasks.worker.slots import Slots
-from tests.unit.worker.test_dispatcher import Broker, Message
+from tests.support.dispatcher_bench import Broker, Message
 
 KEYS = [QueueKey(tier, "fresh", tier) for tier in ("realtime", "batch", "offline")]
 

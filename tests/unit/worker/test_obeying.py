@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inference_tasks.state.switches import ALL_ON, Action, Switch, Switches
 from inference_tasks.testing.store import FakeTaskStore
 from inference_tasks.worker.obeying import Obedience
-from tests.unit.worker.test_dispatcher import KEYS, TIERS, Bench
+from tests.support.dispatcher_bench import KEYS, TIERS, Bench
 
 
 def switches(**action_by_target: str) -> Switches:

@@ -59,6 +59,10 @@ class Channel:
         else:
             self._callbacks[amqp.spec.Basic.GetOk](1, False, "", "", 0, body)
 
+    def count(self, messages: int) -> None:
+        """Answer the oldest look on this channel."""
+        self._callbacks[amqp.spec.Queue.DeclareOk]("", messages, 0)
+
     def close_by_broker(self, error: Exception) -> None:
         """What py-amqp does when the broker closes a channel."""
         self._do_revive()
@@ -113,9 +117,11 @@ class Bench:
         self.connection = Connection()
         self.lost: list[str] = []
         self.answers: list[tuple[str, str | None]] = []
+        self.looks: list[tuple[str, bool]] = []
         self.pushes: list[tuple[str, str]] = []
         self.source = AmqpSource(self.connection, ["json"], self.lost.append)
         self.source.on_answer = lambda queue, message: self.answers.append((queue, body(message)))
+        self.source.on_look = lambda queue, found: self.looks.append((queue, found))
         self.source.on_push = lambda queue, message: self.pushes.append((queue, body(message) or ""))
 
     def channel(self, number: int) -> Channel:
@@ -160,6 +166,26 @@ def test_answers_are_handed_on_in_the_order_of_asking(bench: Bench) -> None:
     assert bench.answers == [("a", None), ("b", "b1")]
     bench.read(lambda: a.answer("a1"))
     assert bench.answers[2:] == [("a", "a1")]
+
+
+def test_looks_and_gets_are_answered_in_one_line(bench: Bench) -> None:
+    bench.source.look(["a", "b"])
+    bench.source.ask(["b"])
+    a, b = bench.connection.channels
+    bench.read(lambda: b.count(3), lambda: b.answer("b1"))
+    assert (bench.looks, bench.answers) == ([], [])
+    bench.read(lambda: a.count(0))
+    assert (bench.looks, bench.answers) == ([("a", False), ("b", True)], [("b", "b1")])
+
+
+def test_a_look_at_a_queue_whose_channel_is_closed_finds_it_empty(bench: Bench) -> None:
+    bench.source.look(["a"])
+    channel = bench.channel(0)
+    bench.read(lambda: channel.close_by_broker(amqp.exceptions.NotFound("no queue a")))
+    bench.connection.refused = amqp.exceptions.AccessRefused("not yours")
+    bench.source.look(["a"])
+    assert bench.looks == [("a", False), ("a", False)]
+    assert bench.lost == ["a", "a"]
 
 
 def test_messages_accept_json_only(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference_tasks.state.records import Verdict
-from tests.unit.worker.test_dispatcher import TIERS, Bench
+from tests.support.dispatcher_bench import TIERS, Bench
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FINISHED, Verdict.CANCELLED, Verdict.EXPIRED, Verdict.SUPERSEDED])
