@@ -313,7 +313,7 @@ class Dispatcher:
         """
         now = self._clock()
         if self._asked and now - self._asked[0][1] > ANSWER_S:
-            raise TimeoutError(f"the broker has not answered a basic.get for {ANSWER_S:.0f} s")
+            raise TimeoutError(f"the broker has not answered a get or a look for {ANSWER_S:.0f} s")
         self._claiming.return_waiting(now)
         self._source.return_stale(now)
         self.return_overdue()

@@ -39,7 +39,7 @@ CLOSE_S = 1.0
 _BELL = keys.bell("")
 
 
-class _Look(Enum):
+class _Watch(Enum):
     """Whether a message of a subscribed queue has been asked for, and whether its bell has rung since."""
 
     NONE = auto()
@@ -67,7 +67,7 @@ class EmbeddedSource:
         self._settle = self._load("settle")
         self._depths = self._load("depths")
         self._handlers: deque[Callable[[Any], None]] = deque()
-        self._watched: dict[str, _Look] = {}
+        self._watched: dict[str, _Watch] = {}
         self._returning: list[str] = []
         self._lock = threading.RLock()
         self._is_urgent = False
@@ -96,7 +96,7 @@ class EmbeddedSource:
 
     def subscribe(self, queues: Sequence[str]) -> None:
         if queues:
-            self._watched.update((queue, _Look.NONE) for queue in queues)
+            self._watched.update((queue, _Watch.NONE) for queue in queues)
             self._bell.put("SUBSCRIBE", *map(keys.bell, queues))
 
     def unsubscribe(self, queues: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class EmbeddedSource:
             if isinstance(reply, ReplyError):
                 raise ConnectionResetError(f"the embedded broker refused a command: {reply}")
             self._handlers.popleft()(reply)
-        self._look(
+        self._tend(
             said[1].decode().removeprefix(_BELL)
             for said in self._bell.replies()
             if isinstance(said, list) and said[0] in (b"subscribe", b"message") and isinstance(said[1], bytes)
@@ -155,7 +155,7 @@ class EmbeddedSource:
         """Read both sockets from the event loop, all that has come at each turn."""
         hub.add_reader(self._commands, readable)
         hub.add_reader(self._bell, readable)
-        hub.call_repeatedly(KEEP_S, self._look_again)
+        hub.call_repeatedly(KEEP_S, self._tend_all)
         if not self._keeper.is_alive():
             self._keeper.start()
 
@@ -203,37 +203,37 @@ class EmbeddedSource:
         for queue, depth in zip(queues, depths, strict=True):
             self.on_look(queue, depth > 0)
 
-    def _look(self, queues: Iterable[str]) -> None:
+    def _tend(self, queues: Iterable[str]) -> None:
         """Ask for one message of each subscribed queue; once more if its bell rang while that was under way."""
         to_ask: list[str] = []
         for queue in dict.fromkeys(queues):
-            look = self._watched.get(queue)
-            if look is _Look.NONE:
+            watch = self._watched.get(queue)
+            if watch is _Watch.NONE:
                 to_ask.append(queue)
-            elif look is _Look.ASKED:
+            elif watch is _Watch.ASKED:
                 # Two sockets: the answer to the first may be older than the ring, though it is read later.
-                self._watched[queue] = _Look.RUNG
+                self._watched[queue] = _Watch.RUNG
         if to_ask:
             self._ask_pushed(to_ask)
 
     def _ask_pushed(self, queues: Sequence[str]) -> None:
-        self._watched.update((queue, _Look.ASKED) for queue in queues)
+        self._watched.update((queue, _Watch.ASKED) for queue in queues)
         self._command(partial(self._seen, queues), self._take, self.consumer, LEASE_S, *queues)
 
     def _seen(self, queues: Sequence[str], replies: Sequence[bytes | None]) -> None:
         for queue, reply in zip(queues, replies, strict=True):
-            look = self._watched.pop(queue, None)
+            watch = self._watched.pop(queue, None)
             if reply is not None:
                 self.on_push(queue, self._message(reply))
-            elif look is not None:
-                self._watched[queue] = _Look.NONE
-                if look is _Look.RUNG:
-                    self._look([queue])
+            elif watch is not None:
+                self._watched[queue] = _Watch.NONE
+                if watch is _Watch.RUNG:
+                    self._tend([queue])
 
-    def _look_again(self) -> None:
+    def _tend_all(self) -> None:
         """The net below the bell."""
         if not self._is_closed:
-            self._look([queue for queue, look in self._watched.items() if look is _Look.NONE])
+            self._tend([queue for queue, watch in self._watched.items() if watch is _Watch.NONE])
             self.flush()
 
     def _message(self, reply: bytes | None) -> Any:
@@ -256,7 +256,7 @@ class _Keeper(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        while not self._stopping.wait(self._look(LEASE_S)):
+        while not self._stopping.wait(self._renew(LEASE_S)):
             pass
 
     def stop(self) -> None:
@@ -264,12 +264,12 @@ class _Keeper(threading.Thread):
         self._stopping.set()
         if self.is_alive():
             self.join(CLOSE_S)
-        self._look(0)
+        self._renew(0)
         if self._line is not None:
             self._line.close()
 
-    def _look(self, lease_s: float) -> float:
-        """Return after how many seconds to look again."""
+    def _renew(self, lease_s: float) -> float:
+        """Return after how many seconds to renew it again."""
         try:
             if self._line is None:
                 self._line = Line(self._path)
